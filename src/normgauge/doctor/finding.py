@@ -21,13 +21,19 @@ Repair = Callable[[nn.Module], Any]
 
 @dataclass(frozen=True)
 class Sign:
-    """What a check saw in one place, a module or "(model)", with the measured number in a sentence."""
+    """What a check saw in one place, a module or "(model)", with the measured number in a sentence.
+
+    Attributes:
+        effect: what ranks it: the measured relative effect on outputs, statistics or steps; 1 is all of it.
+        severity: where it is not the check's own.
+        repair: changes a copy of the model in place.
+    """
 
     where: str
     evidence: str
-    effect: float = 0.0  # what ranks it: the measured relative effect on outputs, statistics or steps; 1 is all of it
-    severity: Severity | None = None  # where it is not the check's own
-    repair: Repair | None = None  # changes a copy of the model in place
+    effect: float = 0.0
+    severity: Severity | None = None
+    repair: Repair | None = None
 
 
 Signs = Iterator[Sign]
@@ -70,13 +76,20 @@ class Check:
     """One question the doctor asks: a function that yields signs, with words in its docstring.
 
     The docstring is `ID: title.`, a paragraph of two sentences, `Fix: ...` with code indented below, `References: ...`.
+
+    Attributes:
+        severity: of its findings, unless a sign says otherwise.
+        look: yields a `Sign` for every place.
+        needs: what it cannot do without; "data" is real inputs.
+        exactness: of the remedy.
+        slow: left out by `quick`.
     """
 
-    severity: Severity  # of its findings, unless a sign says otherwise
-    look: Callable[[Exam], Iterable[Sign]] = field(repr=False)  # yields a `Sign` for every place
-    needs: Need = "model"  # what it cannot do without; "data" is real inputs
-    exactness: Exactness = "none"  # of the remedy
-    slow: bool = False  # left out by `quick`
+    severity: Severity
+    look: Callable[[Exam], Iterable[Sign]] = field(repr=False)
+    needs: Need = "model"
+    exactness: Exactness = "none"
+    slow: bool = False
 
     def __post_init__(self) -> None:
         for word, words in ((self.severity, Severity), (self.needs, Need), (self.exactness, Exactness)):

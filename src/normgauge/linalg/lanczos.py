@@ -20,16 +20,27 @@ Pair = tuple[float, float, Tensor]  # eigenvalue, residual norm, unit vector
 
 @dataclass(frozen=True)
 class Eigenpairs:
-    """Largest and smallest eigenvalues of an operator, with eigenvectors and true residuals, those of `top` first."""
+    """Largest and smallest eigenvalues of an operator, with eigenvectors and true residuals, those of `top` first.
 
-    top: tuple[float, ...]  # the largest, descending
-    bottom: tuple[float, ...]  # the smallest, ascending
-    vectors: Tensor = field(repr=False, compare=False)  # unit eigenvectors, one per row
-    residuals: tuple[float, ...]  # |A v - lambda v| / max(|lambda|, 1e-3 |A|)
-    matvecs: int  # products with the operator, verification included
-    restarts: int  # how often the basis was compressed
-    status: Status = "ok"  # nonconverged, or error where the products turned out not to be symmetric
-    sentence: str = ""  # why, where not ok
+    Attributes:
+        top: the largest, descending.
+        bottom: the smallest, ascending.
+        vectors: unit eigenvectors, one per row.
+        residuals: |A v - lambda v| / max(|lambda|, 1e-3 |A|).
+        matvecs: products with the operator, verification included.
+        restarts: how often the basis was compressed.
+        status: nonconverged, or error where the products turned out not to be symmetric.
+        sentence: why, where not ok.
+    """
+
+    top: tuple[float, ...]
+    bottom: tuple[float, ...]
+    vectors: Tensor = field(repr=False, compare=False)
+    residuals: tuple[float, ...]
+    matvecs: int
+    restarts: int
+    status: Status = "ok"
+    sentence: str = ""
 
 
 def eigenpairs(

@@ -20,12 +20,17 @@ TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3, torch.bfloat16: 8e-2}
 
 @dataclass(frozen=True)
 class Conformance(Result):
-    """The `checks` a normalizer or an optimizer passed: `(check, cases, largest deviation)` of each."""
+    """The `checks` a normalizer or an optimizer passed: `(check, cases, largest deviation)` of each.
 
-    name: str  # of the subject
+    Attributes:
+        name: of the subject.
+        laws: how many invariances a normalizer declares, which were all tried.
+    """
+
+    name: str
     checks: tuple[tuple[str, int, float], ...]
     kind: str = "normalizer"
-    laws: int = 0  # how many invariances a normalizer declares, which were all tried
+    laws: int = 0
 
     def _title(self) -> str:
         if self.kind == "normalizer" and not self.laws:

@@ -60,15 +60,23 @@ class SizeNoise:
 
 @dataclass(frozen=True)
 class BatchNoise(Result):
-    """Bias and noise of mini-batch gradients by batch size."""
+    """Bias and noise of mini-batch gradients by batch size.
 
-    sizes: tuple[SizeNoise, ...]  # one entry per batch size, ascending
-    gradient_norm: float  # |g|, of all samples as one batch
-    samples: int  # how many there are
-    draws: int  # mini-batches per size
-    mean_curvature: Estimate  # tr H / n, what a random direction meets, and its standard error
-    #: name -> (p, its standard error) of the fitted size^p; variances without the factor (N - B) / (N - 1) that drawing
-    #: without replacement puts on them
+    Attributes:
+        sizes: one entry per batch size, ascending.
+        gradient_norm: |g|, of all samples as one batch.
+        samples: how many there are.
+        draws: mini-batches per size.
+        mean_curvature: tr H / n, what a random direction meets, and its standard error.
+        exponents: name -> (p, its standard error) of the fitted size^p; variances without the factor (N - B)
+            / (N - 1) that drawing without replacement puts on them.
+    """
+
+    sizes: tuple[SizeNoise, ...]
+    gradient_norm: float
+    samples: int
+    draws: int
+    mean_curvature: Estimate
     exponents: dict[str, Estimate]
 
     def _title(self) -> str:

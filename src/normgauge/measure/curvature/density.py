@@ -30,12 +30,20 @@ CERTAIN = 2.0  # standard errors: 95 % of a normal distribution lies within
 
 
 class SpectrumDistance(NamedTuple):
-    """The Wasserstein-1 distance between two spectra, in units of eigenvalues."""
+    """The Wasserstein-1 distance between two spectra, in units of eigenvalues.
 
-    value: float  # the distance
-    low: float  # end of its 95 % bootstrap interval over the probes
-    high: float  # the other end
-    noise: float  # what 95 % of pairs of draws from one side's probes stay below; under it spectra cannot be told apart
+    Attributes:
+        value: the distance.
+        low: end of its 95 % bootstrap interval over the probes.
+        high: the other end.
+        noise: what 95 % of pairs of draws from one side's probes stay below; under it spectra cannot be told
+            apart.
+    """
+
+    value: float
+    low: float
+    high: float
+    noise: float
 
     def meaning(self) -> str:
         """Return the distance in words."""
@@ -48,16 +56,27 @@ class SpectrumDistance(NamedTuple):
 
 @dataclass(frozen=True)
 class Density(Result):
-    """Spectral density of a curvature matrix: the share of eigenvalues per unit of eigenvalue."""
+    """Spectral density of a curvature matrix: the share of eigenvalues per unit of eigenvalue.
 
-    grid: tuple[float, ...] = field(repr=False)  # eigenvalues at which the density is given, evenly spaced
-    values: tuple[float, ...] = field(repr=False)  # the density there; its integral over the grid is one
-    moments: tuple[float, ...]  # mean of lambda^p over all eigenvalues, p = 1..4 (times `dimension`: the trace of A^p)
-    moment_errors: tuple[float, ...]  # their standard errors over the probes; nan for one probe
-    width: float  # standard deviation of the Gaussian each node is drawn with
-    nodes: tuple[Nodes, ...] = field(repr=False)  # the quadratures behind it, one per probe
-    of: str  # which matrix
-    dimension: int  # the number of variables
+    Attributes:
+        grid: eigenvalues at which the density is given, evenly spaced.
+        values: the density there; its integral over the grid is one.
+        moments: mean of lambda^p over all eigenvalues, p = 1..4 (times `dimension`: the trace of A^p).
+        moment_errors: their standard errors over the probes; nan for one probe.
+        width: standard deviation of the Gaussian each node is drawn with.
+        nodes: the quadratures behind it, one per probe.
+        of: which matrix.
+        dimension: the number of variables.
+    """
+
+    grid: tuple[float, ...] = field(repr=False)
+    values: tuple[float, ...] = field(repr=False)
+    moments: tuple[float, ...]
+    moment_errors: tuple[float, ...]
+    width: float
+    nodes: tuple[Nodes, ...] = field(repr=False)
+    of: str
+    dimension: int
 
     def extremes(self, tol: float = 1e-3) -> tuple[float, ...]:
         """Return the outermost eigenvalues the first probe's run has already found to `tol`, descending.
@@ -347,14 +366,23 @@ def _smoothed(nodes: list[Nodes], width: float | None, points: int, of: str, dim
 
 @dataclass(frozen=True)
 class Trace(Result):
-    """A trace with its standard error."""
+    """A trace with its standard error.
 
-    value: float  # the estimate
-    standard_error: float  # its standard error
-    probes: int  # random vectors used, one product each
-    relative_error: float  # what was asked
-    of: str  # which matrix
-    dimension: int  # the number of variables
+    Attributes:
+        value: the estimate.
+        standard_error: its standard error.
+        probes: random vectors used, one product each.
+        relative_error: what was asked.
+        of: which matrix.
+        dimension: the number of variables.
+    """
+
+    value: float
+    standard_error: float
+    probes: int
+    relative_error: float
+    of: str
+    dimension: int
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the trace and the mean eigenvalue; the uncertainty is one standard error."""

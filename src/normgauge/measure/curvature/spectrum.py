@@ -36,25 +36,35 @@ MOSTLY_SAMPLE = 0.2  # of lambda_max: more than the factor to which an edge of s
 RATE = 2.0  # rate * curvature beyond which a step on a quadratic overshoots by more than it started with
 Per = Literal["layer", "block", "tensor"]
 UNEVEN = 10.0  # a decade: rates are searched on grids of half a decade, and one rate cannot serve both ends
-NOTHING = 1e6  # times less curvature than the sharpest block\'s, about what float32 resolves
+NOTHING = 1e6  # times less curvature than the sharpest block's, about what float32 resolves
 
 
 @dataclass(frozen=True)
 class Spectrum(Result):
-    """Largest and smallest eigenvalues of a curvature matrix, with true residuals."""
+    """Largest and smallest eigenvalues of a curvature matrix, with true residuals.
 
-    top: tuple[float, ...]  # the largest eigenvalues (algebraic), descending
-    bottom: tuple[float, ...]  # the smallest, ascending
-    #: |A v - lambda v| / |lambda| of each pair, those of `top` first; for eigenvalues below a thousandth of the largest
-    #: the divisor is that thousandth
+    Attributes:
+        top: the largest eigenvalues (algebraic), descending.
+        bottom: the smallest, ascending.
+        residuals: |A v - lambda v| / |lambda| of each pair, those of `top` first; for eigenvalues below a
+            thousandth of the largest the divisor is that thousandth.
+        matvecs: products with the matrix, those that verify included.
+        of: which matrix.
+        dimension: the number of variables.
+        tol: the relative residual asked for.
+        vectors: unit eigenvectors as rows, those of `top` first; pass the whole result as `start=` later.
+        held_out: v^T A v on other data for each vector v of `top`; empty where none were given.
+    """
+
+    top: tuple[float, ...]
+    bottom: tuple[float, ...]
     residuals: tuple[float, ...]
-    matvecs: int  # products with the matrix, those that verify included
-    of: str  # which matrix
-    dimension: int  # the number of variables
-    tol: float  # the relative residual asked for
-    #: unit eigenvectors as rows, those of `top` first; pass the whole result as `start=` later
+    matvecs: int
+    of: str
+    dimension: int
+    tol: float
     vectors: Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)
-    held_out: tuple[float, ...] = ()  # v^T A v on other data for each vector v of `top`; empty where none were given
+    held_out: tuple[float, ...] = ()
 
     @property
     def sample_share(self) -> float:
@@ -119,14 +129,21 @@ class Spectrum(Result):
 
 @dataclass(frozen=True)
 class QuotientSpectrum(Spectrum):
-    """Extreme eigenvalues of the quotient curvature, and what they say about the landscape."""
+    """Extreme eigenvalues of the quotient curvature, and what they say about the landscape.
 
-    gauge: str = "given point"  # how coupled rescalings were fixed: "given point" where blocks were passed as they are
-    blocks: int = 0  # the number of spheres
-    condition: float | None = None  # largest over smallest |eigenvalue| that is not zero; `None` above 1500 variables
-    #: the number of negative eigenvalues; an estimate above 1500 variables, nan if not counted
+    Attributes:
+        gauge: how coupled rescalings were fixed: "given point" where blocks were passed as they are.
+        blocks: the number of spheres.
+        condition: largest over smallest |eigenvalue| that is not zero; `None` above 1500 variables.
+        negatives: the number of negative eigenvalues; an estimate above 1500 variables, nan if not counted.
+        negatives_kind: exact or estimate.
+    """
+
+    gauge: str = "given point"
+    blocks: int = 0
+    condition: float | None = None
     negatives: float = math.nan
-    negatives_kind: Kind = "exact"  # exact or estimate
+    negatives_kind: Kind = "exact"
 
     @property
     def sharpness(self) -> float:
@@ -351,10 +368,15 @@ def _counts(operator: QuotientOperator, scale: float, seed: int) -> tuple[dict[s
 
 @dataclass(frozen=True)
 class LayerSpectra(Result):
-    """The spectra of the diagonal blocks of a curvature matrix, by name."""
+    """The spectra of the diagonal blocks of a curvature matrix, by name.
 
-    spectra: dict[str, Spectrum] = field(repr=False)  # one spectrum per block of variables
-    per: str  # what a block is
+    Attributes:
+        spectra: one spectrum per block of variables.
+        per: what a block is.
+    """
+
+    spectra: dict[str, Spectrum] = field(repr=False)
+    per: str
 
     def __getitem__(self, name: str) -> Spectrum:
         """Return the spectrum of one block."""

@@ -336,16 +336,28 @@ def _decay_term(edge: Edge, place: Objective) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SharpnessPoint:
-    """Sharpness at one step of training."""
+    """Sharpness at one step of training.
 
-    step: int  # of training
-    loss: float  # on the objective's data
-    rate: float  # of the optimizer, the largest of its groups
-    threshold: float  # the largest curvature that is stable at this rate; nan where no theory covers the optimizer
-    sharpness: float  # lambda_max of the matrix that decides (`Edge`); nan where not measured
-    quotient: float  # the same with the symmetry directions projected out; nan where not asked
-    critical_rate: float  # at which the optimizer's next step comes to raise the loss
-    why: str = ""  # a number is missing
+    Attributes:
+        step: of training.
+        loss: on the objective's data.
+        rate: of the optimizer, the largest of its groups.
+        threshold: the largest curvature that is stable at this rate; nan where no theory covers the
+            optimizer.
+        sharpness: lambda_max of the matrix that decides (`Edge`); nan where not measured.
+        quotient: the same with the symmetry directions projected out; nan where not asked.
+        critical_rate: at which the optimizer's next step comes to raise the loss.
+        why: a number is missing.
+    """
+
+    step: int
+    loss: float
+    rate: float
+    threshold: float
+    sharpness: float
+    quotient: float
+    critical_rate: float
+    why: str = ""
 
     @property
     def ratio(self) -> float:
@@ -359,12 +371,19 @@ class SharpnessPoint:
 
 
 class SharpnessDifference(NamedTuple):
-    """The factor between the sharpness of two runs, and its part that is only their rates."""
+    """The factor between the sharpness of two runs, and its part that is only their rates.
 
-    sharpness: float  # geometric mean over the steps of lambda_1 / lambda_2
-    threshold: float  # the same of the thresholds: what the rates alone would make it at the edge of stability
-    ratio: float  # the same of the distances to the edge: what is left; threshold * ratio = sharpness
-    places: tuple[float, ...]  # of both runs, sharpness over the threshold; near 1 the rate decides the sharpness
+    Attributes:
+        sharpness: geometric mean over the steps of lambda_1 / lambda_2.
+        threshold: the same of the thresholds: what the rates alone would make it at the edge of stability.
+        ratio: the same of the distances to the edge: what is left; threshold * ratio = sharpness.
+        places: of both runs, sharpness over the threshold; near 1 the rate decides the sharpness.
+    """
+
+    sharpness: float
+    threshold: float
+    ratio: float
+    places: tuple[float, ...]
 
     def meaning(self) -> str:
         """Return the difference in words."""

@@ -206,10 +206,15 @@ def _largest(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LandscapeBands(Result):
-    """Per step of training the extremes of a landscape."""
+    """Per step of training the extremes of a landscape.
 
-    steps: tuple[int, ...]  # the training steps, ascending
-    landscapes: tuple[Landscape, ...]  # the landscape measured at each
+    Attributes:
+        steps: the training steps, ascending.
+        landscapes: the landscape measured at each.
+    """
+
+    steps: tuple[int, ...]
+    landscapes: tuple[Landscape, ...]
 
     def _title(self) -> str:
         return f"Landscape bands over {len(self.steps)} steps of training"

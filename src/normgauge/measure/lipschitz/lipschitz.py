@@ -51,27 +51,43 @@ class LayerGain:
 
 @dataclass(frozen=True)
 class LipschitzBracket(Result):
-    """The Lipschitz constant of a network, Euclidean norm per sample, lies between `lower` and `upper`."""
+    """The Lipschitz constant of a network, Euclidean norm per sample, lies between `lower` and `upper`.
 
-    log10_lower: float  # of the norm of a Jacobian at a point of the domain
-    log10_upper: float  # of what the constant does not exceed; `inf` where no bound exists
-    log10_at_data: float  # of a bound on the Jacobian's norm at the data themselves, by the same rules
-    log10_on_ball: float | None  # of the bound on the balls around the data; `None` without a radius
-    log10_global: float  # of the bound on all inputs
-    #: log10 of the bound at each datum (without radius) or on each ball
+    Attributes:
+        log10_lower: of the norm of a Jacobian at a point of the domain.
+        log10_upper: of what the constant does not exceed; `inf` where no bound exists.
+        log10_at_data: of a bound on the Jacobian's norm at the data themselves, by the same rules.
+        log10_on_ball: of the bound on the balls around the data; `None` without a radius.
+        log10_global: of the bound on all inputs.
+        per_datum: log10 of the bound at each datum (without radius) or on each ball.
+        jacobian: log10 of the norm of the Jacobian at each datum; a kink has none, `log10_at_data` holds
+            there too.
+        jacobian_exact: whether those are exact; else lower bounds, by power iterations (large networks with
+            over 50 outputs) or from one side of a kink.
+        layers: what each layer does to the bound.
+        radius: of the balls, or `None`.
+        samples: number of data.
+        respect_to: what varies.
+        shape: of one datum of it; bounds hold for this shape, the masks given and the way export took.
+        fallback: why the bound on the balls is a product over layers; empty where it encloses the Jacobian.
+        model: the model in words.
+    """
+
+    log10_lower: float
+    log10_upper: float
+    log10_at_data: float
+    log10_on_ball: float | None
+    log10_global: float
     per_datum: Tensor = field(repr=False, compare=False)
-    #: log10 of the norm of the Jacobian at each datum; a kink has none, `log10_at_data` holds there too
     jacobian: Tensor = field(repr=False, compare=False)
-    #: whether those are exact; else lower bounds, by power iterations (large networks with over 50 outputs) or from one
-    #: side of a kink
     jacobian_exact: bool
-    layers: tuple[LayerGain, ...] = field(repr=False)  # what each layer does to the bound
-    radius: float | None  # of the balls, or `None`
-    samples: int  # number of data
-    respect_to: str  # what varies
-    shape: tuple[int, ...]  # of one datum of it; bounds hold for this shape, the masks given and the way export took
-    fallback: str  # why the bound on the balls is a product over layers; empty where it encloses the Jacobian
-    model: str  # the model in words
+    layers: tuple[LayerGain, ...] = field(repr=False)
+    radius: float | None
+    samples: int
+    respect_to: str
+    shape: tuple[int, ...]
+    fallback: str
+    model: str
 
     @property
     def lower(self) -> float:

@@ -33,24 +33,36 @@ _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.Co
 
 @dataclass(frozen=True)
 class Bracket(Result):
-    """The norm of a layer lies between `lower` and `upper`."""
+    """The norm of a layer lies between `lower` and `upper`.
 
-    lower: float  # norm of A v for one unit vector v, in float64: always a lower bound
-    upper: float  # what the norm does not exceed, in the sense of `kind`
-    #: certified (a theorem), probabilistic (fails with probability at most `delta` over the random start) or estimate
-    #: (the Ritz value plus its residual, no guarantee)
+    Attributes:
+        lower: norm of A v for one unit vector v, in float64: always a lower bound.
+        upper: what the norm does not exceed, in the sense of `kind`.
+        kind: certified (a theorem), probabilistic (fails with probability at most `delta` over the random
+            start) or estimate (the Ritz value plus its residual, no guarantee).
+        method: how `upper` was found.
+        layer: the layer in words.
+        input_shape: channels and spatial size the layer was measured on.
+        reshaped: largest singular value of the weight as a matrix `[channels out, rest]`, which torch's
+            spectral_norm uses; not the norm of a convolution. `None` where there is no weight.
+        delta: accepted probability of failure, if probabilistic.
+        factor: part of `upper` that repeating padding or a coarse grid may have added.
+        steps: products with the operator spent on `lower`.
+        frequencies: frequencies looked at for `upper`.
+        vector: right singular vector found, for a warm start of the next call (`start=`).
+    """
+
+    lower: float
+    upper: float
     kind: BracketKind
-    method: str  # how `upper` was found
-    layer: str  # the layer in words
-    input_shape: tuple[int, ...]  # channels and spatial size the layer was measured on
-    #: largest singular value of the weight as a matrix `[channels out, rest]`, which torch's spectral_norm uses; not
-    #: the norm of a convolution. `None` where there is no weight
+    method: str
+    layer: str
+    input_shape: tuple[int, ...]
     reshaped: float | None = None
-    delta: float | None = None  # accepted probability of failure, if probabilistic
-    factor: float = 1.0  # part of `upper` that repeating padding or a coarse grid may have added
-    steps: int = 0  # products with the operator spent on `lower`
-    frequencies: int = 0  # frequencies looked at for `upper`
-    #: right singular vector found, for a warm start of the next call (`start=`)
+    delta: float | None = None
+    factor: float = 1.0
+    steps: int = 0
+    frequencies: int = 0
     vector: Tensor | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -48,11 +48,17 @@ class WeightGain:
 
 @dataclass(frozen=True)
 class WeightLipschitz(Result):
-    """Bounds on the slope with respect to each layer's weights, and the measured gradients."""
+    """Bounds on the slope with respect to each layer's weights, and the measured gradients.
 
-    layers: tuple[WeightGain, ...]  # in order of use
-    model: str  # in words
-    why: str = field(default="", repr=False)  # why the chain bounds are missing, if they are
+    Attributes:
+        layers: in order of use.
+        model: in words.
+        why: why the chain bounds are missing, if they are.
+    """
+
+    layers: tuple[WeightGain, ...]
+    model: str
+    why: str = field(default="", repr=False)
 
     def _title(self) -> str:
         return f"slopes of {self.model} with respect to the weights of each layer, log10"

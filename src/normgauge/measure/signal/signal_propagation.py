@@ -35,22 +35,38 @@ class LayerSignal:
 
     Selectivity says how far single units stand for single classes, from 0 to 1: m is the mean activity of a unit for
     its best class, r that for the others.
+
+    Attributes:
+        layer: the module's name; `#2` and so on for further calls, `name.relu()` for functions.
+        role: affine, normalizer, activation or recurrent.
+        mean: of all output values.
+        variance: of all output values.
+        pre_variance: mean of the variances the normalizer divides by, its input's; nan for other layers.
+        dead: share of units that are zero for every sample (ReLU and its kind only).
+        saturated: share of values within 1 % of the range of a limit (tanh, sigmoid and their kind).
+        selectivity: mean over units of (m - r) / (m + r) (ReLU and its kind, data with labels).
+        unit_lost: most accuracy lost by holding one unit at its mean, of those tried (activations).
+        half_left: accuracy with random halves of the units at their means, over the intact one; mean.
+        gradient: squared norm of dL / d output; for affine layers the pre-activations.
+        weight_gradient: squared norm of dL / d weights (its own parameters of two or more axes).
+        status: ok, skipped (not called, or no gradient reaches it) or diverged (not finite).
+        sentence: why, where not ok.
     """
 
-    layer: str  # the module's name; `#2` and so on for further calls, `name.relu()` for functions
-    role: str  # affine, normalizer, activation or recurrent
-    mean: float = math.nan  # of all output values
-    variance: float = math.nan  # of all output values
-    pre_variance: float = math.nan  # mean of the variances the normalizer divides by, its input's; nan for other layers
-    dead: float = math.nan  # share of units that are zero for every sample (ReLU and its kind only)
-    saturated: float = math.nan  # share of values within 1 % of the range of a limit (tanh, sigmoid and their kind)
-    selectivity: float = math.nan  # mean over units of (m - r) / (m + r) (ReLU and its kind, data with labels)
-    unit_lost: float = math.nan  # most accuracy lost by holding one unit at its mean, of those tried (activations)
-    half_left: float = math.nan  # accuracy with random halves of the units at their means, over the intact one; mean
-    gradient: float = math.nan  # squared norm of dL / d output; for affine layers the pre-activations
-    weight_gradient: float = math.nan  # squared norm of dL / d weights (its own parameters of two or more axes)
-    status: Status = "ok"  # ok, skipped (not called, or no gradient reaches it) or diverged (not finite)
-    sentence: str = ""  # why, where not ok
+    layer: str
+    role: str
+    mean: float = math.nan
+    variance: float = math.nan
+    pre_variance: float = math.nan
+    dead: float = math.nan
+    saturated: float = math.nan
+    selectivity: float = math.nan
+    unit_lost: float = math.nan
+    half_left: float = math.nan
+    gradient: float = math.nan
+    weight_gradient: float = math.nan
+    status: Status = "ok"
+    sentence: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,26 +32,47 @@ _HYPERBALL = re.compile("Hyperball|(Adam|Muon)H$")  # as their authors and Emerg
 
 @dataclass(frozen=True)
 class WeightBlock:
-    """One family of blocks (rows of a layer, a whole tensor, tensors that scale together), medians over its rows."""
+    """One family of blocks (rows of a layer, a whole tensor, tensors that scale together), medians over its rows.
 
-    parameters: tuple[str, ...]  # the tensors
-    blocks: int  # how many rows
-    size: int  # entries of one row
-    scale_invariant: bool  # whether the function ignores the norm
-    norm: float  # now
-    next_norm: float  # after the optimizer's next step with this gradient, exactly (nan without an optimizer)
-    gradient: float  # root of the mean squared gradient norm over the batches
-    radial: float  # largest `|<w, g>| / (|w| |g|)`: zero where the scale really is free
-    angle: float  # of the next step, exactly
-    relative_update: float  # |w' - w| / |w| of the next step, exactly; decay is part of it
-    norms: tuple[float, ...]  # of every row that is not zero
-    effective_rate: float = math.nan  # of the direction `w / |w|`
-    equilibrium_norm: float = math.nan  # where the norm settles
-    equilibrium_angle: float = math.nan  # rms angle of a step there
-    steps: float = math.nan  # until the norm is within 5 % of it
-    heading: str = "unknown"  # growing, shrinking, settled, fixed or unknown
-    law: str = "its scale matters to the function; no law predicts its norm"  # the sentence behind the prediction
-    equilibria: tuple[float, ...] = ()  # of the same rows
+    Attributes:
+        parameters: the tensors.
+        blocks: how many rows.
+        size: entries of one row.
+        scale_invariant: whether the function ignores the norm.
+        norm: now.
+        next_norm: after the optimizer's next step with this gradient, exactly (nan without an optimizer).
+        gradient: root of the mean squared gradient norm over the batches.
+        radial: largest `|<w, g>| / (|w| |g|)`: zero where the scale really is free.
+        angle: of the next step, exactly.
+        relative_update: |w' - w| / |w| of the next step, exactly; decay is part of it.
+        norms: of every row that is not zero.
+        effective_rate: of the direction `w / |w|`.
+        equilibrium_norm: where the norm settles.
+        equilibrium_angle: rms angle of a step there.
+        steps: until the norm is within 5 % of it.
+        heading: growing, shrinking, settled, fixed or unknown.
+        law: the sentence behind the prediction.
+        equilibria: of the same rows.
+    """
+
+    parameters: tuple[str, ...]
+    blocks: int
+    size: int
+    scale_invariant: bool
+    norm: float
+    next_norm: float
+    gradient: float
+    radial: float
+    angle: float
+    relative_update: float
+    norms: tuple[float, ...]
+    effective_rate: float = math.nan
+    equilibrium_norm: float = math.nan
+    equilibrium_angle: float = math.nan
+    steps: float = math.nan
+    heading: str = "unknown"
+    law: str = "its scale matters to the function; no law predicts its norm"
+    equilibria: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
