@@ -126,10 +126,8 @@ def _verify_pairs(sequences: Sequences, tol: float) -> Eigenpairs:
     if worst <= tol and len(pairs) == sequences.wanted_count:
         return _result(sequences, *ends, "ok", "")
     why = f"the largest relative residual is {worst:.2g} after {sequences.matvecs} products, {tol:.2g} was asked"
-    narrow = operator.dtype != torch.float64
-    limit = (
-        f"products in {operator.dtype} allow no more, use float64" if narrow else "pass the result as start= and go on"
-    )
+    limit = f"products in {operator.dtype} allow no more, use float64"
+    limit = limit if operator.dtype != torch.float64 else "pass the result as start= and go on"
     cure = "give more products (max_products)" if sequences.exhausted else limit
     return _result(sequences, *ends, "nonconverged", f"{why}; {cure}")
 

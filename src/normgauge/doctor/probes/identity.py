@@ -64,18 +64,14 @@ class NormIdentity(Result):
 
     def _rows(self) -> list[dict[str, Any]]:
         names = ["kind", "axes", "centred", "eps", "eps_place", "gain", "bias", "statistics", "groups", "compute_dtype"]
-        rows = [{"property": name, "value": str(getattr(self, name))} for name in names]
-        return rows + [{"property": "factor", "value": f"{self.factor:.6g}"}] * self._scaled
-
-    @property
-    def _scaled(self) -> bool:
-        return abs(self.factor - 1) > FACTOR
+        names += ["factor"] * (abs(self.factor - 1) > FACTOR)
+        return [{"property": name, "value": str(getattr(self, name))} for name in names]
 
     def _meaning(self) -> str:
         if self.kind == "unknown":
             return f"None of 7 formulas fits to {EXACT:g} ({self.sentence or 'no reason'}): no guess is made."
         place = "no eps" if self.eps_place == "none" else f"eps {self.eps:.3g} {self.eps_place} the root"
-        times = f", all times {self.factor:.6g}, as by an unbiased variance" if self._scaled else ""
+        times = f", all times {self.factor:.6g}, as by an unbiased variance" * (abs(self.factor - 1) > FACTOR)
         return (
             f"It computes {self.kind} normalization over axes {self.axes} with {place}, gain stored as {self.gain}"
             f"{times}; the formula fits fresh inputs to {self.residual:.1g} (limit {EXACT:g})."

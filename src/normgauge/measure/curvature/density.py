@@ -207,8 +207,7 @@ class Density(Result):
             f"eigenvalue, {self.largest:.3g}): a step sized for the steepest hardly moves along them. Between "
             f"{least:.0%} and {most:.0%} bend down by more than {self.width:.3g}; the signs of about {near:.0%} are "
             "not resolved. "
-            f"{len(self.outliers)} single eigenvalues at the ends stand that far from the next; the rest end at "
-            f"{self.bulk[1]:.3g}."
+            f"{len(self.outliers)} eigenvalues stand alone at the ends; the rest reach {self.bulk[1]:.3g}."
         )
 
     def _rows(self) -> list[dict[str, Any]]:

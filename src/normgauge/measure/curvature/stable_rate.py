@@ -28,10 +28,7 @@ AT_EDGE = 0.2  # of the threshold, either way: full-batch training hovers within
 
 
 class RateRun(NamedTuple):
-    """A short run: its rate, whether it was stable, and the loss it reached (nan where it was not finite).
-
-    Weight decay that is added to the gradient descends on its own term, |w|^2 decay / 2, which the loss then holds.
-    """
+    """A short run: rate, whether it was stable, loss reached (nan if not finite; it holds decay's term, if added)."""
 
     rate: float
     stable: bool
@@ -58,7 +55,7 @@ class StableRate(Result):
         multiple: the threshold is multiple / rate.
         used: the optimizer's own rate, 1 where none was given.
         why: no threshold is known, or empty.
-        first_loss: where the runs begin, with the same term of decay.
+        first_loss: where the runs begin, with the same term of decay, `decay_term`.
     """
 
     predicted: float
@@ -76,6 +73,7 @@ class StableRate(Result):
     used: float
     why: str
     first_loss: float
+    decay_term: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -126,26 +124,23 @@ class StableRate(Result):
         return *readings[:-1], replace(readings[-1], uncertainty=None if math.isnan(half) else half)
 
     def _say_beyond(self) -> str:
-        """Say what rates beyond the limit are worth, by the losses reached there."""
         there = [run for run in self.runs if run.stable and run.rate > self.limit]
         far = min(there, key=lambda run: run.loss, default=None)
         if far is None or self.best is None or not far.loss < self.best.loss:
             return "survival and no good training"
-        return f"at {far.rate:.3g} they reach {far.loss:.4g}, so larger rates may do: try them in training"
+        return f"{far.rate:.3g} reaches {far.loss:.4g}, so try larger rates in training"
 
     def _meaning(self) -> str:
         if math.isnan(self.observed_low) and math.isfinite(self.observed_high):
-            allowed = f" The curvature would allow {self.predicted:.4g}." if math.isfinite(self.predicted) else ""
-            return (
-                f"No rate of {self.optimizer} can be named: the loss rises at all down to {self.observed_high:.3g}, so "
-                f"that its direction (decay, momentum, maximize) is at fault and not its size.{allowed}"
-            )
+            said = f"No rate of {self.optimizer} can be named: the loss rises at all down to {self.observed_high:.3g}"
+            return f"{said}, so that its direction (decay, momentum, maximize) is at fault and not its size."
         if not math.isfinite(self.limit):
             within = f"within {DOUBLINGS} doublings"
             return f"Nothing limits the rate of {self.optimizer} here {within}: search it by training."
         use = f"Use a learning rate of about {self.rate:.3g} with {self.optimizer}"
         if self.best is not None:
-            use += f", which took the loss from {self.first_loss:.4g} to {self.best.loss:.4g} in {self.steps} steps"
+            use += ", which took the loss" + f" with {self.decay_term:.3g} of decay" * bool(self.decay_term)
+            use += f" from {self.first_loss:.4g} to {self.best.loss:.4g} in {self.steps} steps"
         use += f"; it is stable up to {self.limit:.4g}"
         seen = f"runs turn unstable at {self.observed:.4g}"
         if not math.isfinite(self.predicted):
@@ -155,7 +150,7 @@ class StableRate(Result):
         if math.isnan(self.observed_high):
             return (
                 f"{use}, what the curvature allows. No run met an edge within {DOUBLINGS} doublings, as where weights "
-                f"before a normalizer grow and steps stay small: {self._say_beyond()}."
+                f"before a normalizer grow: {self._say_beyond()}."
             )
         if 1 / AGREEMENT <= self.ratio <= AGREEMENT:
             return f"{use}: the curvature allows {self.predicted:.4g}, and {seen}, within a factor of {AGREEMENT:g}."
@@ -195,8 +190,7 @@ def stable_rate(
     optimizer start at theta + nudge |theta| v, so that the component is there, and use all of the objective's data
     at each step. A run is unstable when its loss, with the term of decay that is added to the gradient, stops being
     finite, or is larger at the end than at the start or half way (with momentum: in its last quarter than in its
-    second). Rates are doubled or halved from the prediction until
-    the verdict changes, then bisected until the bracket is `tol` wide.
+    second). Rates are doubled or halved from the prediction until the verdict changes, then bisected to `tol`.
 
     Kind: estimate. Cost: one largest eigenvalue, one gradient and about seven forwards for the critical rate, and
     `iterations` gradients for each of about ten runs, some at quarters of the rate until they reach less.
@@ -287,6 +281,7 @@ def stable_rate(
         used=edge.rate,
         why=edge.why,
         first_loss=float(start.loss()) + _decay_term(edge, start),
+        decay_term=_decay_term(edge, start),
         status="nonconverged" if sentence else "ok",
         sentence=sentence,
     )

@@ -343,8 +343,7 @@ class TrainableDepth(Result):
     """The depth at which squared gradients differ by `limit` from end to end.
 
     Attributes:
-        depth: in affine layers; inf where gradients do not change with depth, nan where depth is not what they change
-            with (`explained`).
+        depth: in affine layers; inf where gradients do not change with depth, nan where branches differ more.
         layers: hidden affine layers of the network.
         law: how squared gradients change with depth: by a factor per layer, or as a power of the depth (residual).
         rate: that factor, or that power; towards the input.
@@ -355,8 +354,7 @@ class TrainableDepth(Result):
         correlation: mean cosine of the gradients, of one direction of each output, at inputs and at neighbours.
         limit: of the ratio of squared gradients.
         withheld: why there is no prediction; `depth` then follows the measured gradients.
-        explained: share of the differences between the gradients that the law explains; 1 where they hardly differ.
-            Under a half no depth is told: the layers of a branch differ, not those of one depth and the next.
+        explained: share of the differences that depth explains; 1 where they hardly differ.
     """
 
     depth: float
@@ -395,9 +393,8 @@ class TrainableDepth(Result):
 
     def _meaning(self) -> str:
         if math.isnan(self.depth):
-            share = f"depth explains {self.explained:.0%} of it (under {EXPLAINED:.0%})"
-            said = f"Squared gradients differ between {self.layers} layers, as between branches, but {share}"
-            return f"{said}: no depth is told; compare layers of one kind, block by block."
+            said = f"Squared gradients differ between {self.layers} layers, as between branches, but depth explains "
+            return f"{said}{self.explained:.0%} of it (under {EXPLAINED:.0%}): no depth is told; compare like layers."
         way = f"by {self.rate:.4g} per layer" if self.law == "exponential" else f"as depth^{self.rate:.3g}"
         said = f"Squared gradients change {way} towards the input"
         if math.isfinite(self.depth):
@@ -481,7 +478,7 @@ def trainable_depth(
         raise InputError("trainable_depth", rule, f"{len(squares) + 1}", "Measure a deeper one")
     theory = signal.theory if signal.theory and signal.theory.layers == signal.fitted else None
     law, rate, depth = depth_of(theory.gradients if theory else squares, limit)
-    explained = 1.0 if theory else _explained(squares, law, rate)
+    explained = 1.0 if theory else signal._explained
     return TrainableDepth(
         depth=depth if explained >= EXPLAINED else math.nan,
         layers=len(squares),
@@ -520,14 +517,6 @@ def depth_of(squares: Sequence[float], limit: float) -> tuple[Literal["exponenti
         power = fits[1][1]
         return "power", power, limit ** min(1 / abs(power), 300 / math.log10(limit)) if power else math.inf
     return "exponential", math.exp(fits[0][1]), math.log(limit) / abs(fits[0][1]) if fits[0][1] else math.inf
-
-
-def _explained(squares: Sequence[float], law: str, rate: float) -> float:
-    """Return the share of the variance of the log gradients that a law explains; 1 where they hardly differ."""
-    y, depths = torch.tensor(squares, dtype=torch.float64).log(), torch.arange(1.0, len(squares) + 1).double()
-    rest = y + (depths * math.log(rate) if law == "exponential" else depths.log() * rate)
-    variance = float(y.var(unbiased=False))
-    return 1 - float(rest.var(unbiased=False)) / variance if variance > math.log(2) ** 2 else 1.0
 
 
 def _neighbour_correlation(objective: Objective, inputs: Any, seed: int) -> float:
