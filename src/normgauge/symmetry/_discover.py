@@ -33,7 +33,7 @@ from normgauge.symmetry._terms import Term
 from normgauge.symmetry._values import BARE, Function, Of, Point, Setting
 
 PROBES = 4
-BYTES = 32  # per parameter: a point and a gradient in float64, the largest gradients, and the largest tensor again
+BYTES = 48  # per parameter: two vectors in float64, the largest gradients, room for what is made of them
 MOST_PARTIAL, MOST_PASSES = 48, 20  # probes on a part of the batch, and what they may cost in passes over all of it
 _ORDER = ("scale", "rescale", "shift", "dead", "matrix", "fibre")
 
@@ -62,7 +62,7 @@ def symmetries(
     Cost: 9 gradients on the batch (on halves or quarters of a large one), up to 48 on a sixteenth of it, and
         about 28 forwards on a quarter; the sum in passes over the batch is `Symmetries.cost`. With `walk`, 1.3
         gradients per parameter more, and up to twelve times that where something has no closed form.
-        Memory: about 32 bytes per parameter (a point and a gradient in float64), and the graph of a forward.
+        Memory: about 48 bytes per parameter (41 measured for GPT-2 with the model), and the graph of a forward.
 
     Args:
         objective: model, data and mode; its trainable, selected parameters are asked about.
