@@ -79,7 +79,7 @@ def themed(chart: Chart, mode: str = "light") -> Any:
 def frame_chart(chart: Chart, rows: Sequence[Mapping[str, Any]], title: str, width: int, height: int) -> Any:
     """Return the finished chart: the rows its layers share (`ROWS`), its size, its title unless empty, the theme."""
     sized = chart.properties(width=width, height=height)
-    lines = textwrap.wrap(title, max(20, (width + 60) // 9))  # the reader's font may be wider than ours
+    lines = textwrap.wrap(title, max(20, (width + 60) // 8))
     finished = themed(sized.properties(title=lines if len(lines) > 1 else title) if title else sized)
     finished.datasets = {ROWS: list(rows)}
     return finished

@@ -109,7 +109,8 @@ def test_no_trace_three_ways_out_and_errors():
     assert same(before, tracks(model))
     assert "bracket [" in str(found) and found.cost.products > 0
     assert len(found.frame()) == len(found.runs)
-    assert "stable up to" in str(found.chart().to_dict())
+    title = found.chart().to_dict()["title"]
+    assert "stable up to" in " ".join([title] if isinstance(title, str) else title)
     with pytest.raises(InputError, match="iterations must be at least 4"):
         stable_rate(objective, iterations=2)
     with pytest.raises(UnknownNameError, match="unknown curvature 'fisher'"):
