@@ -265,7 +265,7 @@ INSTRUMENTS: dict[str, Callable[[Subject], Any]] = {
     "density": lambda s: ng.density(s.objective(), iterations=8, probes=2),
     "trace": lambda s: ng.trace(s.objective(), relative_error=1.0),
     "layer_spectra": lambda s: ng.layer_spectra(s.objective(), tol=0.1),
-    "batch_noise": lambda s: ng.batch_noise(s.objective(), sizes=[2], draws=2),
+    "batch_noise": lambda s: ng.batch_noise(s.objective(), sizes=[2], draws=3),
     "stable_rate": lambda s: ng.stable_rate(s.objective(), iterations=4, tol=1.0),
     "landscape": lambda s: ng.landscape(s.objective(), steps=[0.01, 0.1], random=1),
     "loss_surface": lambda s: ng.loss_surface(s.objective(), points=2),

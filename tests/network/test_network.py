@@ -383,3 +383,31 @@ def test_published_models_have_edges_and_roles(name):
     norms = {edge.normalizer for edge in network.edges}
     gains = {role.module for role in network.roles.values() if role.kind == "gain"}
     assert gains == norms
+
+
+class NoDouble(nn.Module):
+    """A layer whose kernel refuses float64, as grouped products of experts do."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.zeros(3))
+
+    def forward(self, x):
+        if x.dtype == torch.float64:
+            raise RuntimeError("Expected mat_a to be Float32")
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+def test_a_kernel_without_float64_has_the_roles_its_shapes_say():
+    net = nn.Sequential(nn.Linear(4, 4), NoDouble()).float()
+    roles = Network(net, torch.randn(5, 4, dtype=torch.float32)).roles
+    assert [roles[name].kind for name in ("0.weight", "0.bias", "1.weight", "1.bias")] == [
+        "weight",
+        "bias",
+        "weight",
+        "other",
+    ]
+    groups = ng.param_groups(
+        ng.Objective(net, nn.functional.mse_loss, (torch.randn(8, 4).float(), torch.zeros(8, 3).float()), mode="train")
+    )
+    assert sum(len(group["params"]) for group in groups) == 4

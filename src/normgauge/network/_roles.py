@@ -83,13 +83,18 @@ def same(a: Tensor, b: Tensor, *, within: float = _SAME) -> bool:
 def roles_of(model: nn.Module, calls: dict[str, ModuleCall]) -> dict[str, Role]:
     """Return the role of every parameter, by a call of the nearest module around it that was called."""
     ties: dict[int, list[str]] = {}
+    axes = {}
     for name, value in model.named_parameters(remove_duplicate=False):
         ties.setdefault(id(value), []).append(name)
+        axes[name] = value.ndim
     roles = {}
     for first, *others in ties.values():
         places = (place for name in (first, *others) for place in _enclosing_modules(name))
         module, inside = next((place for place in places if place[0] in calls), ("", ""))
-        kind: Kind = kind_of(calls[module], inside) if module else "unused"
+        try:
+            kind: Kind = kind_of(calls[module], inside) if module else "unused"
+        except (RuntimeError, TypeError, NotImplementedError):  # a kernel without float64: what its shape says
+            kind = "weight" if axes[first] > 1 else "other"
         roles[first] = Role(first, kind, module, tuple(others))
     return roles
 
