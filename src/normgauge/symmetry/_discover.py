@@ -58,7 +58,8 @@ def symmetries(
     Kind: exact up to rounding for what is certified; a symmetry outside the families searched is missed, never
         invented. One batch is probed (the first four if there are several). With `walk` the rest of a small network's
         null space of the Jacobian is kind `fibre`: directions without closed form, as many as there are at the redrawn
-        points with the fewest, if walks of finite length along them leave held-out outputs alone.
+        points with the fewest, if walks of finite length along them leave held-out outputs alone. These counts are
+        estimates: one or two in a hundred did not hold when another solver walked elsewhere.
     Cost: 9 gradients on the batch (on halves or quarters of a large one), up to 48 on a sixteenth of it, and
         about 28 forwards on a quarter; the sum in passes over the batch is `Symmetries.cost`. With `walk`, 1.3
         gradients per parameter more, and up to twelve times that where something has no closed form.
