@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from normgauge.lab import data, models
-from normgauge.papers.than2025.studies._printed_products import printed_products, settle_statistics
+from normgauge.papers.than2025.studies._printed_products import average_pixels, printed_products, settle_statistics
 from normgauge.papers.than2025.studies.capacity import measure_capacity, suspects
 
 
@@ -69,3 +69,12 @@ def test_a_suspect_makes_the_first_layer_constant_and_layer_norm_steeper_than_it
     assert found["steepest"] > found["printed"]
     assert found["at_data"] < found["on_ball"] < found["everywhere"]
     assert found["steepest"] <= found["everywhere"]
+
+
+def test_averaged_pixels_are_means_of_squares_and_one_changes_nothing():
+    dataset = data.load("digits")
+    halves, same = average_pixels(dataset, 2), average_pixels(dataset, 1)
+    image = dataset.test[0][3, 0]
+    naive = torch.stack([image[2 * i : 2 * i + 2, 2 * j : 2 * j + 2].mean() for i in range(4) for j in range(4)])
+    assert torch.allclose(halves.test[0][3, 0].reshape(-1), naive)
+    assert torch.equal(same.test[0], dataset.test[0]) and torch.equal(halves.test[1], dataset.test[1])

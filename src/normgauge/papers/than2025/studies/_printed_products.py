@@ -55,6 +55,13 @@ def layer_sizes(network: nn.Module, inputs: Tensor) -> Sizes:
     )
 
 
+def average_pixels(dataset: Dataset, size: int) -> Dataset:
+    """Return images whose squares of this many pixels a side are averaged to one."""
+    splits = (dataset.train, dataset.validation, dataset.test)
+    train, validation, test = ((nn.functional.avg_pool2d(x, size) if size > 1 else x, y) for x, y in splits)
+    return replace(dataset, train=train, validation=validation, test=test)
+
+
 def scale_to_ball(dataset: Dataset, radius: float = 1.0) -> Dataset:
     """Return the data divided by the largest norm of a training sample, as S2 App. E.1 does, times a radius."""
     splits = (dataset.train, dataset.validation, dataset.test)
@@ -65,7 +72,7 @@ def scale_to_ball(dataset: Dataset, radius: float = 1.0) -> Dataset:
 
 def train_and_watch(spec: Spec, record: Record) -> None:
     """Train by Adam as S2 App. E.1 says, recording norms and deviations per layer and their products."""
-    dataset = scale_to_ball(data.load(spec["data"]))
+    dataset = scale_to_ball(average_pixels(data.load(spec["data"]), int(spec.get("pool", 1))))
     network = models.build(spec["architecture"], spec["norm"], dataset.shape, dataset.classes, int(spec["seed"]))
     optimizer = torch.optim.Adam(network.parameters(), lr=float(spec["lr"]), weight_decay=1e-4)
     batch = dataset.train[0][:128]
