@@ -63,7 +63,7 @@ def symmetries(
         points, of which another solver, walking elsewhere, disputed none of those it could judge.
     Cost: 9 gradients on the batch (on halves or quarters of a large one), up to 48 on a sixteenth of it, and
         about 28 forwards on a quarter; the sum in passes over the batch is `Symmetries.cost`. With `walk`, 1.3
-        gradients per parameter more, and up to about thirty times that where something has no closed form.
+        gradients per parameter more, and up to about forty times that where something has no closed form.
         Memory: about 48 bytes per parameter (41 measured for GPT-2 with the model), and the graph of a forward.
 
     Args:
