@@ -16,11 +16,12 @@ import torch
 from torch.func import functional_call
 
 import normgauge as ng
-from reference.symmetry import fibre_walk, nullity
+from reference.symmetry import clear_gap, fibre_walk, nullity
 from symmetry.zoo import Subject, generic_point, set_eps, subject
 
 HOLDS = 1e-8  # relative movement of the outputs, in float64
 COUNTED = ("exact", "exact_without_eps", "batch_statistics_only")
+SPREADS = (1.7, 1.0, 3.0, 1.7, 5.0, 0.6, 2.3, 1.0, 4.0, 1.7, 10.0, 3.0)  # of points: at some, units never fire or bend
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Outcome:
     explained: int = 0
     undecided: int = 0
     fibre: int = 0  # of the explained: without closed form
+    unjudged: int = 0  # of these: no point had as few null directions, or no walk converged there
     false: list = field(default_factory=list)
     seconds: float = 0.0
 
@@ -53,24 +55,26 @@ def draw(case: Subject, source, size=1.0):
     return torch.randint(0, int(case.inputs.max()) + 1, case.inputs.shape, generator=source)
 
 
-def fibre_moves(model, case: Subject, result, family, seed):
-    """How far fresh outputs move over a walk along directions that no other family has; infinite if they are fewer.
+def fibre_moves(double, bare, case: Subject, result, family, seed):
+    """How far fresh outputs move over a walk in the settings that the status claims, all at once; None if none decides.
 
-    Where more directions are null some unit is silent on these data, and others would wake it: the next point is asked.
+    Infinite where fewer directions are null in all of them. Where more are, some unit is silent on these data and
+    others would wake it: the next point is asked.
     """
     rest = [f for f in result.families if f.status in COUNTED and f.counted and f.kind != "fibre"]
-    moves = []
-    for number in range(seed, seed + 8):
-        source, point = torch.Generator().manual_seed(number), generic_point(model, number)
-        with torch.no_grad():
-            for name, value in point.items():
-                model.get_parameter(name).copy_(value)
+    models = [double, bare] if family.status == "exact" else [bare]
+    twins = [(model, case.mode) for model in models]
+    if case.mode == "train" and family.status != "batch_statistics_only":
+        twins.append((models[0], "eval"))
+    for number, spread in enumerate(SPREADS):
+        source, point = torch.Generator().manual_seed(seed + number), generic_point(double, seed + number, spread)
         batches = [draw(case, source, size) for size in (1.0, 3.0) * (8 if case.mode == "train" else 2)]
-        count, moved = fibre_walk(model, batches, draw(case, source), rest, point, mode=case.mode)
-        if count <= family.size:
-            return moved if count == family.size else float("inf")
-        moves.append(moved)
-    return min(moves)
+        count, moved = fibre_walk(twins, batches, draw(case, source), rest, point, unobserved=result.unobserved)
+        if count is not None and count < family.size:
+            return float("inf")
+        if count == family.size and moved < float("inf"):
+            return moved
+    return None
 
 
 def moves(model, case: Subject, family, seed):
@@ -100,29 +104,34 @@ def examine(seed: int, case: Subject | None = None) -> Outcome:
             model = double if family.status == "exact" else bare
             if family.kind == "fibre":
                 outcome.fibre += family.size
-                moved = fibre_moves(copy.deepcopy(model), case, result, family, seed + 7)
+                moved = fibre_moves(double, bare, case, result, family, seed + 7)
+                outcome.unjudged += family.size if moved is None else 0
             else:
                 moved = max(moves(model, case, family, seed + 7 * k) for k in range(2))
-            if not moved < HOLDS:
+            if moved is not None and not moved < HOLDS:
                 outcome.false.append((family.status, family.describe(), moved))
     outcome.explained = result.dimension + result.matrix_dimension + sum(result.unobserved.values())
-    outcome.nullity, seen = 10**9, []
+    outcome.nullity, seen, blurred, walked = 10**9, [], [], copy.deepcopy(bare)
     # a point may have units that are dead or never bend: the generic rank is the largest, and comes three times
-    for number, spread in enumerate((1.7, 1.0, 3.0, 1.7, 5.0, 0.6, 2.3, 1.0, 4.0, 1.7, 10.0, 3.0)):
-        enough = number >= (3 if outcome.fibre else 1)  # fewer directions elsewhere would be a false count
+    for number, spread in enumerate(SPREADS):
+        enough = len(seen) >= (3 if outcome.fibre else 1)  # fewer directions elsewhere would be a false count
         if enough and (outcome.nullity == outcome.explained or seen.count(min(seen)) > 2):
             break
         with torch.no_grad():
             for name, value in generic_point(bare, seed + 100 + number, spread).items():
-                bare.get_parameter(name).copy_(value)
-        seen.append(dense_nullity(bare, case, seed))
-        outcome.nullity = min(seen)
+                walked.get_parameter(name).copy_(value)
+        count, clear = dense_nullity(walked, case, seed)
+        (seen if clear else blurred).append(count)
+        outcome.nullity = min(seen or blurred)
     outcome.seconds = time.perf_counter() - start
     return outcome
 
 
-def dense_nullity(model, case: Subject, seed) -> int:
-    """Nullity of the Jacobian over fresh batches, two and a half times as many of their outputs as parameters."""
+def dense_nullity(model, case: Subject, seed) -> tuple[int, bool]:
+    """Nullity of the Jacobian over fresh batches, two and a half times as many of their outputs as parameters.
+
+    And whether rounding leaves it clear: saturated units before a norm without eps may lift null singular values.
+    """
     source = torch.Generator().manual_seed(seed + 5)
     count = sum(p.numel() for p in model.parameters())
     with torch.no_grad():
@@ -133,7 +142,8 @@ def dense_nullity(model, case: Subject, seed) -> int:
     # combinations of all outputs: a few of the outputs themselves may leave a row of the head unread
     mix = lambda: torch.randn(-(-5 * count // (2 * len(batches))), rows, generator=source)  # noqa: E731
     forward = lambda twin, inputs: mix() @ twin(inputs).reshape(-1)  # noqa: E731
-    return nullity(model, batches, mode=case.mode, threshold=1e-10, forward=forward)[0]
+    count, sigma = nullity(model, batches, mode=case.mode, threshold=1e-10, forward=forward)
+    return count, clear_gap(sigma)
 
 
 def hunt(first: int, last: int, path: Path | None = None) -> list[Outcome]:
@@ -161,6 +171,7 @@ def table(outcomes: list[Outcome]) -> str:
                 missed=outcome.missed,
                 over=max(0, outcome.explained - outcome.nullity),
                 fibre=outcome.fibre,
+                unjudged=outcome.unjudged,
                 undecided=outcome.undecided,
                 seconds=round(outcome.seconds),
             )

@@ -210,9 +210,9 @@ def linear_filters():
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2)), torch.randn(24, 1, 4, 4)
 
 
-def found(net, inputs):
+def found(net, inputs, mode="eval"):
     data = (inputs, torch.zeros(len(inputs)))
-    return ng.symmetries(ng.Objective(net, lambda out, _: out.square().mean(), data, mode="eval"), walk=True)
+    return ng.symmetries(ng.Objective(net, lambda out, _: out.square().mean(), data, mode=mode), walk=True)
 
 
 def test_directions_without_closed_form_are_walked(tmp_path):
@@ -253,6 +253,57 @@ def test_a_bias_that_looks_like_a_gain_does_not_keep_units_from_bending():
     """Redrawn about one beside weights of a small sphere it did so at every point: 16 directions were in excess."""
     outcome = examine(9149)
     assert (outcome.false, outcome.explained, outcome.nullity) == ([], 15, 15)
+
+
+class Curved(nn.Module):
+    """Two vectors of which one combination is seen: a curve for each entry, another one with eps or in train mode."""
+
+    def __init__(self, eps=0.0, trained=1.0):
+        super().__init__()
+        self.p, self.q = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+        self.eps, self.trained = eps, trained
+
+    def forward(self, x):
+        part = self.q**3 / (self.q**2 + self.eps)
+        return x * (self.p**3 + self.p * self.q + part * (self.trained if self.training else 1.0))
+
+
+@pytest.mark.parametrize(
+    ("layer", "mode", "status"),
+    [
+        ({}, "eval", "exact"),
+        ({}, "train", "exact"),
+        ({"eps": 1e-3}, "eval", "exact_without_eps"),
+        ({"trained": 2.0}, "train", "batch_statistics_only"),
+    ],
+)
+def test_a_walk_counts_only_in_the_settings_that_its_status_claims(layer, mode, status):
+    """With eps, or in the other mode, as many directions are null, but not the same ones."""
+    torch.manual_seed(0)
+    net, inputs = Curved(**layer), torch.randn(32, 4)
+    outcome = examine(0, Subject("curved", net, inputs, mode, "curved"))
+    assert (outcome.false, outcome.explained, outcome.unjudged) == ([], 4, 0)
+    assert [(f.kind, f.size, f.status) for f in found(net, inputs, mode).families] == [("fibre", 4, status)]
+
+
+REWALKED = {
+    10102: "a scale that eps breaks is no constraint of a walk with eps",
+    10120: "entries that are silent at a point hold directions that others do not have",
+    10532: "more directions are null at points of usual size, and walks along those move outputs",
+}
+
+
+@pytest.mark.parametrize("seed", REWALKED)
+def test_a_walk_is_judged_where_no_more_directions_are_null_than_it_counts(seed):
+    outcome = examine(seed)
+    assert (outcome.false, outcome.explained, outcome.unjudged) == ([], outcome.nullity, 0), REWALKED[seed]
+    assert outcome.fibre
+
+
+def test_rounding_is_not_taken_for_rank():
+    """Saturated units before a norm without eps lift six null singular values to 1e-9 at a point."""
+    outcome = examine(10088)
+    assert (outcome.false, outcome.explained, outcome.nullity) == ([], 9, 9)
 
 
 class TiedHead(nn.Module):

@@ -196,6 +196,13 @@ class Certifier:
                 return effect
         return 0.0
 
+    def depends_on_mode(self) -> bool:
+        """Tell whether the objective is in train mode and eval mode gives other outputs."""
+        if self.function.objective.mode != "train":
+            return False
+        train, stored = (self.reference(0, setting) for setting in (BARE, Setting(mode="eval")))
+        return _distance(train, stored) > self.tolerance
+
     def tell_batch_statistics(self, families: Sequence[Family]) -> list[Family]:
         """Mark what fails in eval mode, by a gradient there, without eps, and by finite changes."""
         setting = Setting(mode="eval")

@@ -30,7 +30,7 @@ from normgauge.symmetry._single import (
     unused_entries,
 )
 from normgauge.symmetry._terms import Term
-from normgauge.symmetry._values import BARE, Function, Of, Point, Setting
+from normgauge.symmetry._values import Function, Of, Point, Setting
 
 PROBES = 4
 BYTES = 48  # per parameter: two vectors in float64, the largest gradients, room for what is made of them
@@ -58,11 +58,12 @@ def symmetries(
     Kind: exact up to rounding for what is certified; a symmetry outside the families searched is missed, never
         invented. One batch is probed (the first four if there are several). With `walk` the rest of a small network's
         null space of the Jacobian is kind `fibre`: directions without closed form, as many as there are at the redrawn
-        points with the fewest, if walks of finite length along them leave held-out outputs alone. These counts are
-        estimates: one or two in a hundred did not hold when another solver walked elsewhere.
+        points with the fewest, if walks of finite length along them leave held-out outputs alone, in all settings that
+        the status claims at once (`exact`: with eps and without). These counts are estimates: the least over redrawn
+        points, of which another solver, walking elsewhere, disputed none of those it could judge.
     Cost: 9 gradients on the batch (on halves or quarters of a large one), up to 48 on a sixteenth of it, and
         about 28 forwards on a quarter; the sum in passes over the batch is `Symmetries.cost`. With `walk`, 1.3
-        gradients per parameter more, and up to twelve times that where something has no closed form.
+        gradients per parameter more, and up to about forty times that where something has no closed form.
         Memory: about 48 bytes per parameter (41 measured for GPT-2 with the model), and the graph of a forward.
 
     Args:
@@ -118,7 +119,7 @@ def symmetries(
     families = _candidates(function, signatures, columns, hints=hints, precision=certifier.precision, seed=seed)
     signatures.point = {}  # as large as the parameters; what follows needs room for graphs
     certified = certifier.tell_eps(certifier.certify(families))
-    if objective.mode == "train" and _depends_on_mode(certifier):
+    if certifier.depends_on_mode():
         certified = certifier.tell_batch_statistics(certified)
     units = dead_units(certified, alive)
     certified += certifier.holding_here(units) + certifier.holding_here(
@@ -141,11 +142,6 @@ def _check_room(objective: Objective, memory: int | None) -> None:
             f"{room / 2**30:.3g} GiB" + ("" if memory is None else f" (memory={memory})"),
             "Ask about a smaller model of the same kind (fewer blocks, narrower), which has the same families",
         )
-
-
-def _depends_on_mode(certifier: Certifier) -> bool:
-    train, stored = (certifier.reference(0, setting) for setting in (BARE, Setting(mode="eval")))
-    return train.shape != stored.shape or bool((train - stored).abs().max() > certifier.tolerance * stored.abs().max())
 
 
 def _probe(function: Function, columns: Columns, certifier: Certifier, seed: int) -> Signatures:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import NonFiniteError
+from normgauge.objective import Mode
 from normgauge.rng import generator
 from normgauge.symmetry._certify import Certifier
 from normgauge.symmetry._family import Family, SymmetryStatus
@@ -21,7 +22,8 @@ MOST_SAMPLES = 64
 BATCHES = 24  # few leave units silent that others wake, and statistics of batches are hardly seen on one
 ROWS = 1.3  # equations per unknown
 NULL, CLEAR = 1e-13, 1e-11  # relative singular values below the one are null; between the two nothing is decided
-HELD_OUT = 998, 999  # numbers of the inputs on which a walk is judged
+SAME = 1e-6  # cosine above which a null direction counts as found in another setting too
+HELD_OUT = Setting(fresh=998), Setting(fresh=999)  # the inputs on which a walk is judged
 STEPS = (0.04, 0.008, 0.0016, 0.0003)  # of a walk, over the length of the parameters
 CORRECTIONS = 20
 WALKS, AGREEING = 3, 4  # walks from points, and points in all, with the least count
@@ -64,7 +66,8 @@ def fibre_families(
 
     The null space of the Jacobian over the user's and fresh inputs is taken modulo the families. At points where units
     are silent or never bend it is larger, so the least of its dimensions counts, if four points and a third of all
-    have it and walks of finite length from three of them leave it and held-out outputs as they are.
+    have it and walks of finite length from three of them leave it and held-out outputs as they are. The status is the
+    first whose settings have all these directions in common and the walks pass in every one of them at once.
     """
     count = sum(value.numel() for value in function.user.values())
     if count > MOST_PARAMETERS or function.of != "outputs" or not function.double or not function.draws_inputs:
@@ -83,26 +86,41 @@ def fibre_families(
             break
     else:
         return []
+    for status, settings in _claims(certifier):
+        if walks := _walked(chosen, settings, certifier.tolerance, seed):
+            moved, distance = max(w.moved for w in walks), min(w.distance for w in walks)
+            note = {"moved": moved, "distance": distance, "tolerance": certifier.tolerance, "points": float(len(walks))}
+            note |= {"eps_effect": certifier.eps_effect()} if status == "exact_without_eps" else {}
+            return [FibreFamily("fibre", (), least, status=status, certificate=note, names=walks[0].touched())]
+    return []
+
+
+def _claims(certifier: Certifier) -> list[tuple[SymmetryStatus, tuple[Setting, ...]]]:
+    """Return each status with the settings in which the same finite change must hold, the strongest first."""
+    modes: tuple[Mode | None, ...] = (None, "eval") if certifier.depends_on_mode() else (None,)
+    bare = tuple(Setting(mode) for mode in modes)
+    kept = tuple(Setting(mode, eps=True) for mode in modes) if certifier.eps_effect() > 0.0 else ()
+    claims: list[tuple[SymmetryStatus, tuple[Setting, ...]]] = [("exact", (BARE, *(kept or bare[1:])))]
+    claims += [("exact_without_eps", bare)] if kept else []
+    return [*claims, ("batch_statistics_only", (BARE,))] if len(modes) > 1 else claims
+
+
+def _walked(starts: Sequence["_Walk"], settings: Sequence[Setting], tolerance: float, seed: int) -> list["_Walk"]:
+    """Return three walks that leave the outputs alone in all these settings, or none."""
     walks: list[_Walk] = []
-    for number, walk in enumerate(chosen):
-        if len(walks) < WALKS and walk.walk(generator(seed + number), certifier.tolerance):
-            walks.append(walk)
-    if len(walks) < WALKS or any(walk.moved > certifier.tolerance for walk in walks):
-        return []
-    moved, distance = max(w.moved for w in walks), min(w.distance for w in walks)
-    certificate = {"moved": moved, "distance": distance, "tolerance": certifier.tolerance, "points": float(len(walks))}
-    status: SymmetryStatus = "exact"
-    if walks[0].nullity_in(Setting(eps=True)) != least:
-        status, certificate["eps_effect"] = "exact_without_eps", certifier.eps_effect()
-    if function.objective.mode == "train" and walks[0].nullity_in(Setting(mode="eval")) != least:
-        status = "batch_statistics_only"
-    return [FibreFamily("fibre", (), least, status=status, certificate=certificate, names=walks[0].touched())]
+    for number, walk in enumerate(starts):
+        if len(walks) < WALKS:
+            if not walk.holds_in(settings):
+                return []
+            walks += [walk] if walk.walk(generator(seed + number), tolerance) else []
+    return walks if len(walks) == WALKS and all(walk.moved <= tolerance for walk in walks) else []
 
 
 class _Walk:
-    """One redrawn point, the equations F(theta) = F(start) and C (theta - start) = 0, and steps along their solutions.
+    """One redrawn point, the equations F(theta) = F(start) in one or more settings, and steps along their solutions.
 
-    C holds the tangent vectors of the families and the entries that no data touch.
+    `null` is what the function without eps maps to zero, orthogonal to the families' vectors and to the entries that no
+    data touch.
     """
 
     def __init__(
@@ -115,42 +133,47 @@ class _Walk:
             [unused.get(n, torch.zeros(s, dtype=torch.bool)).reshape(-1) for n, s in self.shapes.items()]
         )
         vectors = written_out(families, point, self.names)
-        self.fixed = torch.cat([vectors, torch.eye(len(silent), dtype=torch.float64)[silent]])
+        fixed = torch.cat([vectors, torch.eye(len(silent), dtype=torch.float64)[silent]])
         self.part = function.part(MOST_SAMPLES, generator(5))
         outputs = function.outputs(point, part=self.part).numel()
-        wanted = ROWS * (len(self.start) - min(len(self.fixed), len(self.start) // 2)) + 20
+        wanted = ROWS * (len(self.start) - int(torch.linalg.matrix_rank(fixed))) + 20
         draws = max(BATCHES, math.ceil(wanted / outputs))
         together = 4 if apart else 1  # draws side by side in one batch
-        self.settings = [Setting(fresh=WIDER + k, times=together) for k in range(0, draws, together)]
-        shape = (math.ceil(wanted / len(self.settings)), outputs * together)
-        self.mixes = [
-            torch.randn(shape, generator=generator(k), dtype=torch.float64) for k in range(len(self.settings))
-        ]
-        self.before = [function.outputs(point, setting, self.part) for setting in self.settings]
-        self.scale = float(torch.cat(self.before).abs().max())
-        self.nullity, self.null, self.solver = self._solve(self.start)
+        self.draws = [Setting(fresh=WIDER + k, times=together) for k in range(0, draws, together)]
+        shape = (math.ceil(wanted / len(self.draws)), outputs * together)
+        self.mixes = [torch.randn(shape, generator=generator(k), dtype=torch.float64) for k in range(len(self.draws))]
+        self.likes: tuple[Setting, ...] = (BARE,)
+        self.bare = self._rows(self.start, BARE)
+        self.nullity, self.null, _ = _decompose(torch.cat([self.bare[0], fixed]))
         self.moved, self.distance = math.inf, 0.0
 
     def _point(self, flat: Tensor) -> Point:
         parts = flat.split([shape.numel() for shape in self.shapes.values()])
         return {name: part.reshape(self.shapes[name]) for name, part in zip(self.names, parts, strict=True)}
 
-    def _solve(self, flat: Tensor, like: Setting = BARE) -> tuple[int | None, Tensor, tuple[Tensor, ...]]:
-        """Return the nullity at a point (None where it is not clear), the null space, and what solves the equations."""
-        settings = [replace(s, mode=like.mode, eps=like.eps) for s in self.settings]
-        pairs, point = zip(settings, self.mixes, strict=True), self._point(flat)
-        rows = torch.cat([self.function.mixed_gradients(point, mix, s, self.part) for s, mix in pairs])
+    def _rows(self, flat: Tensor, like: Setting) -> tuple[Tensor, Tensor]:
+        """Return the gradients of the mixed outputs at a point, each of length one, and their lengths."""
+        pairs, point = zip(self.draws, self.mixes, strict=True), self._point(flat)
+        settings = ((replace(draw, mode=like.mode, eps=like.eps), mix) for draw, mix in pairs)
+        rows = torch.cat([self.function.mixed_gradients(point, mix, s, self.part) for s, mix in settings])
         lengths = rows.norm(dim=1, keepdim=True)
         lengths = lengths.clamp_min(1e-12 * float(lengths.max()) + 1e-300)
-        orthogonal, upper = torch.linalg.qr(torch.cat([rows / lengths, self.fixed]))
-        left, sigma, right = torch.linalg.svd(upper)
-        rank = int((sigma > NULL * sigma[0]).sum())
-        clear = not bool((sigma[:rank] < CLEAR * sigma[0]).any())
-        solver = (right[:rank].mT / sigma[:rank], (orthogonal @ left[:, :rank]).mT, lengths[:, 0])
-        return len(right) - rank if clear else None, right[rank:], solver
+        return rows / lengths, lengths[:, 0]
 
-    def nullity_in(self, setting: Setting) -> int | None:
-        return self._solve(self.start, setting)[0]
+    def _outputs(self, flat: Tensor, draws: Sequence[Setting]) -> list[Tensor]:
+        """Return the outputs on these draws, in every setting that is claimed."""
+        settings = [replace(draw, mode=like.mode, eps=like.eps) for like in self.likes for draw in draws]
+        return [self.function.outputs(self._point(flat), setting, self.part) for setting in settings]
+
+    def holds_in(self, likes: Sequence[Setting]) -> bool:
+        """Take these settings' equations together; tell whether they leave all of `null` free, up to the families."""
+        self.likes = tuple(likes)
+        pairs = [self.bare if like == BARE else self._rows(self.start, like) for like in likes]
+        self.lengths = torch.cat([lengths for _, lengths in pairs])
+        self.free, space, self.solver = _decompose(torch.cat([rows for rows, _ in pairs]))
+        common = space @ self.null.mT
+        self.along = space.mT @ common  # null, as near as these equations allow
+        return self.free is not None and int((torch.linalg.svdvals(common) > SAME).sum()) == self.nullity
 
     def touched(self) -> tuple[str, ...]:
         sizes = self._point(self.null.square().sum(0))
@@ -161,37 +184,47 @@ class _Walk:
 
         False where Newton's method fails: nothing is known then. A nullity that changes on the way counts as moving.
         """
-        along = self.null.mT @ torch.randn(len(self.null), generator=source, dtype=torch.float64)
+        along = self.along @ torch.randn(self.along.shape[1], generator=source, dtype=torch.float64)
         along, length = along / along.norm(), float(self.start.norm())
         for step in STEPS:
             try:
                 end, left = self._correct(self.start + step * length * along)
-                first, last = (self._held_out(point) for point in (self.start, end))
+                first, last = (self._outputs(point, HELD_OUT) for point in (self.start, end))
             except NonFiniteError:
                 continue
             self.distance = float((end - self.start) @ along) / length
             if left <= tolerance / 10 and self.distance > step / 2:
-                self.moved = float((first - last).abs().max() / first.abs().max().clamp_min(1e-300))
-                if self._solve(end)[0] != self.nullity:
+                pairs = zip(first, last, strict=True)
+                self.moved = max(float((a - b).abs().max() / a.abs().max().clamp_min(1e-300)) for a, b in pairs)
+                if _decompose(torch.cat([self._rows(end, like)[0] for like in self.likes]))[0] != self.free:
                     self.moved = math.inf
                 return True
         return False
 
-    def _held_out(self, flat: Tensor) -> Tensor:
-        return torch.cat([self.function.outputs(self._point(flat), Setting(fresh=k), self.part) for k in HELD_OUT])
-
     def _correct(self, flat: Tensor) -> tuple[Tensor, float]:
         """Return a solution near a point, by Newton's method with the start's Jacobian, and what is left of the gap."""
-        size = before = math.inf
+        size = last = math.inf
+        before, mixes = self._outputs(self.start, self.draws), self.mixes * len(self.likes)
+        scale = max(float(value.abs().max()) for value in before)
         for _ in range(CORRECTIONS):
-            point = self._point(flat)
-            after = [self.function.outputs(point, setting, self.part) for setting in self.settings]
-            gaps = [a - b for a, b in zip(after, self.before, strict=True)]
-            size = max(float(gap.abs().max()) for gap in gaps) / self.scale
-            if size > 0.7 * before or size == 0.0:
+            gaps = [a - b for a, b in zip(self._outputs(flat, self.draws), before, strict=True)]
+            size = max(float(gap.abs().max()) for gap in gaps) / scale
+            if size > 0.7 * last or size == 0.0:
                 break
-            before = size
-            right, image, lengths = self.solver
-            mixed = torch.cat([mix @ gap for mix, gap in zip(self.mixes, gaps, strict=True)]) / lengths
-            flat = flat - right @ (image @ torch.cat([mixed, self.fixed @ (flat - self.start)]))
+            last = size
+            right, image = self.solver
+            flat = flat - right @ (
+                image @ (torch.cat([m @ gap for m, gap in zip(mixes, gaps, strict=True)]) / self.lengths)
+            )
         return flat, size
+
+
+def _decompose(rows: Tensor) -> tuple[int | None, Tensor, tuple[Tensor, Tensor]]:
+    """Return the nullity of equations (None where it is not clear), their null space, and what solves them."""
+    finite = bool(rows.isfinite().all())
+    orthogonal, upper = torch.linalg.qr(rows if finite else torch.zeros_like(rows))
+    left, sigma, right = torch.linalg.svd(upper)
+    rank = int((sigma > NULL * sigma[0]).sum())
+    clear = finite and not bool((sigma[:rank] < CLEAR * sigma[0]).any())
+    solver = (right[:rank].mT / sigma[:rank], (orthogonal @ left[:, :rank]).mT)
+    return len(right) - rank if clear else None, right[rank:], solver
