@@ -58,10 +58,15 @@ class Block:
 
 def study_markdown(about: About, document: StudyDocument, pictures: Sequence[Picture], folder: str) -> str:
     """Return the page for the documentation; `folder` is where the pictures lie, relative to it."""
-    parts = [f"# {document.study}", f"*{_origin(about)}*", f"**{about.question}** {tally(document)}", "## Verdict"]
+    parts = [
+        f"# {document.study}",
+        f"*{', '.join(about.papers)}: {about.place}*",
+        f"**{about.question}** {tally(document)}",
+        "## Verdict",
+    ]
     parts += [f"**{spoken(item.outcome).upper()}** {verdict_sentence(item)}" for item in document.criteria]
     deciding, rest = _sort_pictures(pictures)
-    parts += [*document.remarks, *(_figure(picture, folder) for picture in deciding)]
+    parts += [*gather_remarks(document.remarks), *(_figure(picture, folder) for picture in deciding)]
     for block in blocks(about, document, rest):
         parts += [f"## {block.title}", *block.paragraphs, *(_figure(picture, folder) for picture in block.pictures)]
         if block.rows:
@@ -74,9 +79,14 @@ def study_html(about: About, document: StudyDocument, pictures: Sequence[Picture
     """Return the page as one self-contained HTML file."""
     deciding, rest = _sort_pictures(pictures)
     tiles = [("runs", document.runs), ("not ok", len(document.failed)), ("seeds", document.seeds)]
-    parts: dict[str, Any] = {"origin": _origin(about), "question": about.question, "tally": tally(document)}
+    parts: dict[str, Any] = {
+        "origin": f"{', '.join(about.papers)}: {about.place}",
+        "question": about.question,
+        "tally": tally(document),
+    }
     parts["tiles"] = [*tiles, ("size", document.size), ("compute time", duration(document.seconds))]
-    filters = {"spoken": spoken, "sentence": verdict_sentence, "safe_svg": Markup, "code": _code}
+    filters: dict[str, Any] = {"spoken": spoken, "sentence": verdict_sentence, "safe_svg": Markup, "code": _code}
+    filters["gather"] = gather_remarks
     told = blocks(about, document, rest)
     return render("study.html", filters, document=document, deciding=deciding, blocks=told, **parts)
 
@@ -89,6 +99,13 @@ def write_study(about: About, document: StudyDocument, pictures: Sequence[Pictur
     page = target / "index.html"
     write_whole(page, study_html(about, document, pictures))
     return page
+
+
+def gather_remarks(remarks: Sequence[str]) -> list[str]:
+    """Say once what is said of several arms, with the names of all before it."""
+    split = [remark.rpartition(": ") for remark in remarks]
+    told = dict.fromkeys(colon + words for _, colon, words in split)
+    return ["; ".join(arm for arm, *rest in split if "".join(rest) == words) + words for words in told]
 
 
 def tally(document: StudyDocument) -> str:
@@ -251,12 +268,9 @@ def _failures(document: StudyDocument) -> Block:
     return Block("Runs that are not ok", (), ("runs", "status", "how many"), rows)
 
 
-def _origin(about: About) -> str:
-    return f"{', '.join(about.papers)}: {about.place}"
-
-
 def _show(value: object) -> str:
-    return format_number(value) if isinstance(value, float) else str(value)
+    shown = format_number(value) if isinstance(value, float) else str(value)
+    return {"None": "-", "True": "yes", "False": "no"}.get(shown, shown)  # a knob the arm does not have; a switch
 
 
 def _cell(text: str) -> str:
