@@ -1,5 +1,5 @@
 // Wide tables and formulas scroll inside their frame; the keyboard must reach it, at whatever width the window has now.
-const named = { table: ".md-typeset__scrollwrap", formula: '.md-typeset math[display="block"]' };
+const named = { table: ".md-typeset__scrollwrap", formula: ".md-typeset math" };
 function reach() {
   for (const [name, frames] of Object.entries(named))
     for (const frame of document.querySelectorAll(frames)) {
