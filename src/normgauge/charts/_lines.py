@@ -97,7 +97,8 @@ def _looks(names: Sequence[str], legend: bool) -> list[Any]:
     alt = require("altair", "lab", "charts")
     room = [7 * len(name) + 46 for name in names]  # of an entry; a row wider than the plot would shrink it on a page
     columns = len(names) if sum(room) <= 640 else max(1, 640 // max(room))
-    told: dict[str, Any] = {"scale": alt.Scale(domain=names), "legend": alt.Legend(columns=columns) if legend else None}
+    shown = alt.Legend(columns=columns, labelLimit=420) if legend else None
+    told: dict[str, Any] = {"scale": alt.Scale(domain=names), "legend": shown}
     return [channel("series:N", **told) for channel in (alt.Color, alt.Shape)]
 
 

@@ -102,9 +102,8 @@ class Figure:
             path = [step for step in steps if max(abs(step["w1"]), abs(step["w2"])) <= edge]
             return surface(cells, x="w1", y="w2", value="loss", paths=path, levels=10)
         if self.kind == "intervals":
-            spans = {
-                n: interval([p["value"] for p in points if p["series"] == n], bounds=bounds) for n in _names(points)
-            }
+            groups = {name: [p["value"] for p in points if p["series"] == name] for name in _names(points)}
+            spans = {name: interval(values, bounds=bounds) for name, values in groups.items()}
             dots: list[Row] = [{"series": n, "value": s.mean, **_ends(s.mean, s.low, s.high)} for n, s in spans.items()]
             return intervals(dots, x_title=self.reading, row_height=20)
         names = _names(points)[:MOST_LINES] if "layer" in self.series else _names(points)

@@ -58,12 +58,7 @@ class Block:
 
 def study_markdown(about: About, document: StudyDocument, pictures: Sequence[Picture], folder: str) -> str:
     """Return the page for the documentation; `folder` is where the pictures lie, relative to it."""
-    parts = [
-        f"# {document.study}",
-        f"*{', '.join(about.papers)}: {about.place}*",
-        f"**{about.question}** {tally(document)}",
-        "## Verdict",
-    ]
+    parts = [f"# {document.study}", f"*{_origin(about)}*", f"**{about.question}** {tally(document)}", "## Verdict"]
     parts += [f"**{spoken(item.outcome).upper()}** {verdict_sentence(item)}" for item in document.criteria]
     deciding, rest = _sort_pictures(pictures)
     parts += [*gather_remarks(document.remarks), *(_figure(picture, folder) for picture in deciding)]
@@ -79,11 +74,7 @@ def study_html(about: About, document: StudyDocument, pictures: Sequence[Picture
     """Return the page as one self-contained HTML file."""
     deciding, rest = _sort_pictures(pictures)
     tiles = [("runs", document.runs), ("not ok", len(document.failed)), ("seeds", document.seeds)]
-    parts: dict[str, Any] = {
-        "origin": f"{', '.join(about.papers)}: {about.place}",
-        "question": about.question,
-        "tally": tally(document),
-    }
+    parts: dict[str, Any] = {"origin": _origin(about), "question": about.question, "tally": tally(document)}
     parts["tiles"] = [*tiles, ("size", document.size), ("compute time", duration(document.seconds))]
     filters: dict[str, Any] = {"spoken": spoken, "sentence": verdict_sentence, "safe_svg": Markup, "code": _code}
     filters["gather"] = gather_remarks
@@ -103,7 +94,7 @@ def write_study(about: About, document: StudyDocument, pictures: Sequence[Pictur
 
 def gather_remarks(remarks: Sequence[str]) -> list[str]:
     """Say once what is said of several arms, with the names of all before it."""
-    split = [remark.rpartition(": ") for remark in remarks]
+    split = [remark.rpartition(": ") for remark in dict.fromkeys(remarks)]
     told = dict.fromkeys(colon + words for _, colon, words in split)
     return ["; ".join(arm for arm, *rest in split if "".join(rest) == words) + words for words in told]
 
@@ -266,6 +257,10 @@ def _failures(document: StudyDocument) -> Block:
     counts = Counter((item.run.rsplit(", seed", 1)[0], item.status) for item in document.failed)
     rows = tuple((run, status, str(count)) for (run, status), count in counts.items())
     return Block("Runs that are not ok", (), ("runs", "status", "how many"), rows)
+
+
+def _origin(about: About) -> str:
+    return f"{', '.join(about.papers)}: {about.place}"
 
 
 def _show(value: object) -> str:
