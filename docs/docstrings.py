@@ -32,7 +32,7 @@ def plain(text):
 
 def _escape(block):
     prose, prompt, doctest = block.partition(">>>")
-    if "\n```" in f"\n{prose}":
+    if "\n```" in f"\n{prose}" or block.startswith("    "):  # code is shown as it is
         return block
     pieces = _CODE.split(prose)
     pieces[::2] = [_UNDERSCORE.sub(r"\\_", re.sub(r"<(?!https?:)", "&lt;", piece)) for piece in pieces[::2]]

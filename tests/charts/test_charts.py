@@ -242,3 +242,14 @@ def test_rooms_import_neither_torch_nor_pandas_nor_altair():
     code = f"import sys, normgauge.charts, normgauge.report; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_long_labels_are_told_to_their_end_and_wide_legends_take_rows():
+    names = [
+        f"study: log10 of iterations: method gd over method gdnp (data exponential, condition {n})" for n in (3, 10)
+    ]
+    rows = [{"series": name, "value": 1.0, "low": 0.0, "high": 2.0, "step": 0} for name in names]
+    text = json.dumps(charts.intervals(rows).to_dict())
+    assert "condition 3)" in text and "labelExpr" in text
+    legend = charts.curves(rows).to_dict()["layer"][0]["encoding"]["color"]["legend"]
+    assert legend["columns"] == 1

@@ -227,3 +227,10 @@ def test_the_list_imports_neither_studies_nor_torch():
 def test_a_network_that_diverged_is_no_measurement(name):
     run = execute({**find(name).parts("smoke")[0].plan()[0], "lr": 1e20, "study": name})
     assert not run.ok and "train_loss" not in run.row() and "test_accuracy" not in run.row()
+
+
+def test_a_remark_on_several_arms_is_said_once():
+    from normgauge.report._study import gather_remarks
+
+    edge = "the chosen lr 1 is at the edge of the grid (lr)."
+    assert gather_remarks([f"width 8: {edge}", "One.", f"width 16: {edge}"]) == [f"width 8; width 16: {edge}", "One."]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,10 @@ def curves(
 def _looks(names: Sequence[str], legend: bool) -> list[Any]:
     """Return colour and shape of the series, which say the same."""
     alt = require("altair", "lab", "charts")
-    told: dict[str, Any] = {"scale": alt.Scale(domain=names), "legend": alt.Legend() if legend else None}
+    room = [7 * len(name) + 46 for name in names]  # of an entry; a row wider than the plot would shrink it on a page
+    columns = len(names) if sum(room) <= 640 else max(1, 640 // max(room))
+    shown = alt.Legend(columns=columns, labelLimit=420) if legend else None
+    told: dict[str, Any] = {"scale": alt.Scale(domain=names), "legend": shown}
     return [channel("series:N", **told) for channel in (alt.Color, alt.Shape)]
 
 
@@ -218,9 +222,11 @@ def intervals(
     data = tidy("charts.intervals", rows, {"x": value, "low": low, "high": high, "series": series}, detail)
     names = series_order(data, order)
     kind = scale_type([row[key] for row in data for key in ("x", "low", "high")], scale)
-    longest = max(map(len, names))
+    told = {name: textwrap.wrap(name, 56) for name in names}  # whole: it is their ends that tell long names apart
+    longest, tall = max(len(line) for lines in told.values() for line in lines), 15 * max(map(len, told.values())) + 4
     # long labels get room for a reader's font that is wider than the one they are measured by
-    labels = alt.Axis(labelFontSize=12, labelLimit=420, minExtent=min(500, 7 * longest) if longest > 20 else 0)
+    room: dict[str, Any] = {"labelLimit": 420, "minExtent": 7 * longest if longest > 20 else 0, "labelOverlap": False}
+    labels = alt.Axis(labelFontSize=12, labelExpr=f"{json.dumps(told)}[datum.value]", **room)
     numbers = (("x", value), ("low", low), ("high", high))
     tooltip = [alt.Tooltip("series:N", title=series)]
     tooltip += [alt.Tooltip(f"{field}:Q", title=name, format=NUMBER) for field, name in numbers]
@@ -233,7 +239,7 @@ def intervals(
     bar = base.mark_rule(strokeWidth=5, opacity=0.35, strokeCap="round")
     bar = bar.encode(alt.X("low:Q", **across), alt.X2("high:Q"))
     dot = base.mark_point(filled=True, opacity=1, size=110).encode(alt.X("x:Q", **across), shape=shape)
-    return frame_chart(alt.layer(bar, dot), data, title, width, row_height * len(names))
+    return frame_chart(alt.layer(bar, dot), data, title, width, max(row_height, tall) * len(names))
 
 
 def panels(

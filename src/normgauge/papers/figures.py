@@ -34,6 +34,7 @@ class Figure:
     where: Mapping[str, Any] = field(default_factory=dict)  # which runs; a `Pick` is resolved in the table
     kind: Literal["lines", "intervals", "bars", "histogram", "surface"] = "lines"
     note: str = ""  # what to see in it, beside what is drawn
+    along: str = ""  # what x is, where it is not what it is called: a "layer" may be a rank or a strength of noise
 
     @property
     def first(self) -> str:
@@ -56,9 +57,11 @@ class Figure:
                 yield name, self._chart(points, table, where), self._caption(where)
 
     def _caption(self, where: Row) -> str:
-        against_x = "" if self.kind in ("intervals", "histogram", "surface") else f" against {self.x.replace('_', ' ')}"
+        across = self.along or self.x.replace("_", " ")
+        against_x = "" if self.kind in ("intervals", "histogram", "surface") else f" against {across}"
         by = f", by {', '.join(self.series)}" if self.series else ""
-        held = "; ".join(_label(f"{k} is", v) if v is True else f"{k} {v}" for k, v in where.items())
+        chosen = {k: " or ".join(map(str, v)) if isinstance(v, list | tuple) else v for k, v in where.items()}
+        held = "; ".join(_label(f"{k} is", v) if v is True else f"{k} {v}" for k, v in chosen.items())
         bands = " Bands and bars: range, at a knob's values the 95 % interval, over seeds."
         spread = {"lines": bands, "intervals": " 95 % intervals."}
         drawn = f"{self.reading[0].upper()}{self.reading[1:]}{against_x}{by}{f' ({held})' if held else ''}."
@@ -87,7 +90,7 @@ class Figure:
     def _chart(self, points: Sequence[Row], table: StudyTable, where: Row) -> Chart:
         y_title = self.reading if isinstance(self.y, str) else ""
         bounds = natural_bounds(self.y) if isinstance(self.y, str) else FREE
-        titles: dict[str, Any] = {"x_title": self.x.replace("_", " "), "y_title": y_title}
+        titles: dict[str, Any] = {"x_title": self.along or self.x.replace("_", " "), "y_title": y_title}
         if self.kind == "histogram":
             return histogram(points, value="value", series="series", x_title=self.reading, bins=40)
         if self.kind == "surface":
@@ -110,6 +113,7 @@ class Figure:
             return bars(rows, x="x", y="value", series="series", **titles)
         if self.x == "step":
             return curves(rows, x="x", y="value", low="low", high="high", **titles)
+        titles |= {"x_scale": "linear"} if self.x == "x" else {}  # a path in the plane keeps its shape
         return against(rows, x="x", y="value", low="low", high="high", **titles)
 
 

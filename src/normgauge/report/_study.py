@@ -61,7 +61,7 @@ def study_markdown(about: About, document: StudyDocument, pictures: Sequence[Pic
     parts = [f"# {document.study}", f"*{_origin(about)}*", f"**{about.question}** {tally(document)}", "## Verdict"]
     parts += [f"**{spoken(item.outcome).upper()}** {verdict_sentence(item)}" for item in document.criteria]
     deciding, rest = _sort_pictures(pictures)
-    parts += [*document.remarks, *(_figure(picture, folder) for picture in deciding)]
+    parts += [*gather_remarks(document.remarks), *(_figure(picture, folder) for picture in deciding)]
     for block in blocks(about, document, rest):
         parts += [f"## {block.title}", *block.paragraphs, *(_figure(picture, folder) for picture in block.pictures)]
         if block.rows:
@@ -76,7 +76,8 @@ def study_html(about: About, document: StudyDocument, pictures: Sequence[Picture
     tiles = [("runs", document.runs), ("not ok", len(document.failed)), ("seeds", document.seeds)]
     parts: dict[str, Any] = {"origin": _origin(about), "question": about.question, "tally": tally(document)}
     parts["tiles"] = [*tiles, ("size", document.size), ("compute time", duration(document.seconds))]
-    filters = {"spoken": spoken, "sentence": verdict_sentence, "safe_svg": Markup, "code": _code}
+    filters: dict[str, Any] = {"spoken": spoken, "sentence": verdict_sentence, "safe_svg": Markup, "code": _code}
+    filters["gather"] = gather_remarks
     told = blocks(about, document, rest)
     return render("study.html", filters, document=document, deciding=deciding, blocks=told, **parts)
 
@@ -89,6 +90,13 @@ def write_study(about: About, document: StudyDocument, pictures: Sequence[Pictur
     page = target / "index.html"
     write_whole(page, study_html(about, document, pictures))
     return page
+
+
+def gather_remarks(remarks: Sequence[str]) -> list[str]:
+    """Say once what is said of several arms, with the names of all before it."""
+    split = [remark.rpartition(": ") for remark in dict.fromkeys(remarks)]
+    told = dict.fromkeys(colon + words for _, colon, words in split)
+    return ["; ".join(arm for arm, *rest in split if "".join(rest) == words) + words for words in told]
 
 
 def tally(document: StudyDocument) -> str:
@@ -256,7 +264,8 @@ def _origin(about: About) -> str:
 
 
 def _show(value: object) -> str:
-    return format_number(value) if isinstance(value, float) else str(value)
+    shown = format_number(value) if isinstance(value, float) else str(value)
+    return {"None": "-", "True": "yes", "False": "no"}.get(shown, shown)  # a knob the arm does not have; a switch
 
 
 def _cell(text: str) -> str:
