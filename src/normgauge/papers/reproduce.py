@@ -273,7 +273,7 @@ def _origins(runs: Sequence[Run]) -> tuple[Provenance, ...]:
 
 
 def _need_data(experiment: Experiment, size: str) -> None:
-    for name in experiment.data if size != "smoke" else ():
+    for name in dict.fromkeys(str(part.fixed["data"]) for part in experiment.parts(size) if "data" in part.fixed):
         data.load(name)  # says what is missing and which command gets it
 
 
