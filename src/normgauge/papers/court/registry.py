@@ -35,12 +35,13 @@ def bibliographic(id: str, **fields: Any) -> Callable[[Trial], Trial]:
 def empirical(id: str, study: str, *, contrasts: Sequence[Contrast], premise: Sequence[Contrast] = ()) -> Claim:
     """Register a statement about experiments, in the file of the study that decides it and nowhere else.
 
-    What the paper says, where, and what controls it is in the paper's `studies.toml`; a finding has the name of its
-    study as id. All `contrasts` must come out, where what the sentence presupposes, `premise`, holds.
+    What the paper says, where, and what controls it is in the paper's `studies.toml`; the id of a finding begins with
+    the name of its study. All `contrasts` must come out, where what the sentence presupposes, `premise`, holds.
     """
     words = study_words()[study]["criteria"][id]
-    kind: Sort = "finding" if id == study else "empirical"
-    cite = () if id == study else tuple(words.get("cite", [PAPERS[id.partition("-")[0]].key]))
+    own = id.startswith(study)
+    kind: Sort = "finding" if own else "empirical"
+    cite = () if own else tuple(words.get("cite", [PAPERS[id.partition("-")[0]].key]))
     told = {"place": "", **words, "cite": cite, "contrasts": tuple(contrasts), "premise": tuple(premise)}
     return register(Claim(id=id, kind=kind, study=study, **told))
 
