@@ -80,6 +80,7 @@ STUDIES = {
     "pruning": (1e-4,),
     "robustness": (1e-4, ("output_change", 2e-2)),  # by a change that should do nothing
     "sphere-stability": (1e-2,),
+    "overconfidence": (1e-3, ("accuracy", 0.1)),  # one sample more or less
     "spectral-noise": (1e-4, ("accuracy", 0.1)),  # one sample more or less
     "whole-spectrum": (1e-2, ("negative|steps", 0.1)),  # eigenvalues next to zero
     "depth-shift": (1e-2,),
