@@ -1,6 +1,6 @@
 """Write the committed pages of the papers' experiments, docs/_generated/studies/NAME.md, from the tables that ship.
 
-    python docs/generate_studies.py                       # words and numbers anew, figures as they are
+    python docs/generate_studies.py                       # words and numbers anew; figures where the rows are enough
     python docs/generate_studies.py normgauge-studies [NAME ...]   # figures anew, from stores of the small size
 
 A page says what `normgauge claims` says: the same rows, judged by the same rule. Nothing is run here;
@@ -13,8 +13,10 @@ import re
 import sys
 from pathlib import Path
 
+from normgauge.charts import svg
 from normgauge.documents import StudyDocument
 from normgauge.papers.court import shipped
+from normgauge.papers.court.sources import Source
 from normgauge.papers.figures import deciding_picture
 from normgauge.papers.reproduce import conclude
 from normgauge.papers.studies import find
@@ -42,11 +44,22 @@ def committed(name: str) -> list[Picture]:
     return [Picture(m["name"], "", m["caption"]) for m in shown if not m["name"].endswith("-decides")]
 
 
-def drawn(name: str, size: str, folder: Path) -> list[Picture]:
-    """Draw the figures of a store anew, write them, and return them."""
+def of_rows(name: str, source: Source) -> list[Picture]:
+    """Return a study's figures where its shipped rows are enough for each; curves over training stay in the runs."""
+    figures = [list(figure.draw(source.table)) for figure in find(name).figures]
+    drawn = [picture for pictures in figures for picture in pictures] if all(figures) else []
+    return [Picture(f"{name}-{label}", svg(chart, told), told) for label, chart, told in drawn]
+
+
+def of_runs(name: str, size: str, folder: Path) -> list[Picture]:
+    """Return the figures of a store."""
     with Store(folder / STORE_NAME) as store:
         pictures = [Picture(*entry) for entry in conclude(find(name), size, store).pictures()]
-    pictures = [picture for picture in pictures if not picture.name.endswith("-decides")]
+    return [picture for picture in pictures if not picture.name.endswith("-decides")]
+
+
+def written(name: str, pictures: list[Picture]) -> list[Picture]:
+    """Write figures in the place of those that a study had, and return them."""
     figures = PAGES / "figures"
     for old in figures.glob(f"{name}-*.svg"):
         old.unlink()
@@ -62,7 +75,11 @@ def main() -> None:
         size = source.document.size
         folder = stores / f"{name}-{size}" if stores and (not sys.argv[2:] or name in sys.argv[2:]) else None
         fresh = folder is not None and (folder / STORE_NAME).exists()
-        pictures = drawn(name, size, folder) if fresh and folder else committed(name)
+        if fresh and folder:
+            pictures = written(name, of_runs(name, size, folder))
+        else:
+            pictures = of_rows(name, source)
+            pictures = written(name, pictures) if pictures else committed(name)
         deciding = [Picture(*entry) for entry in deciding_picture(source.document)]
         for picture in deciding:
             (PAGES / "figures" / f"{picture.name}.svg").write_text(picture.svg + "\n", encoding="utf-8")

@@ -60,7 +60,7 @@ class Figure:
         across = self.along or self.x.replace("_", " ")
         against_x = "" if self.kind in ("intervals", "histogram", "surface") else f" against {across}"
         by = f", by {', '.join(self.series)}" if self.series else ""
-        chosen = {k: " or ".join(map(str, v)) if isinstance(v, list | tuple) else v for k, v in where.items()}
+        chosen = {k: _choice(v) if isinstance(v, list | tuple) else v for k, v in where.items()}
         held = "; ".join(_label(f"{k} is", v) if v is True else f"{k} {v}" for k, v in chosen.items())
         bands = " Bands and bars: range, at a knob's values the 95 % interval, over seeds."
         spread = {"lines": bands, "intervals": " 95 % intervals."}
@@ -135,6 +135,11 @@ def deciding_picture(document: StudyDocument) -> list[tuple[str, str, str]]:
     caption += "right of 0 it speaks for the sentence, left of 0 against it."
     chart = intervals(rows, x_title="half widths beyond the smallest effect", scale="linear", row_height=22, width=360)
     return [(f"{document.study}-decides", svg(chart, caption), caption)]
+
+
+def _choice(values: Sequence[Any]) -> str:
+    """Return which values are meant: by name if they are few."""
+    return " or ".join(map(str, values)) if len(values) <= 4 else f"any of {len(values)}"
 
 
 def _run_step(row: Row) -> tuple[Any, ...]:
