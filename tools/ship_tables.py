@@ -1,7 +1,7 @@
 """Write the study tables that ship with the package: `normgauge claims` judges from them until the reader runs more.
 
     normgauge reproduce NAME                       # leaves normgauge-studies/NAME-small/runs.sqlite
-    python tools/ship_tables.py normgauge-studies [NAME ...]
+    python tools/ship_tables.py normgauge-studies [NAME[:SIZE] ...]   # small, unless a larger size was run to its end
     python tools/ship_tables.py --rejudge [normgauge-studies]   # a criterion changed: the same rows, judged anew;
                                                    # with what stores of other sizes say beside
     python docs/generate_studies.py [normgauge-studies]   # the pages
@@ -46,10 +46,10 @@ def write(document: StudyDocument) -> None:
     target.write_text(text.replace('{"', '\n{"').lstrip() + "\n", encoding="utf-8")
 
 
-def concluded(name: str, folder: Path) -> StudyDocument:
-    """Return what a store of the small size says."""
-    with Store(folder / STORE_NAME) as store:
-        return conclude(find(name), "small", store).document()
+def concluded(name: str, size: str, stores: Path) -> StudyDocument:
+    """Return what a store of one size says."""
+    with Store(stores / f"{name}-{size}" / STORE_NAME) as store:
+        return conclude(find(name), size, store).document()
 
 
 def _short(value: object) -> object:
@@ -66,4 +66,5 @@ if __name__ == "__main__":
     else:
         stores = Path(sys.argv[1])
         for name in sys.argv[2:] or [name for name in studies() if (stores / f"{name}-small" / STORE_NAME).exists()]:
-            write(concluded(name, stores / f"{name}-small"))
+            study, _, size = name.partition(":")
+            write(concluded(study, size or "small", stores))
