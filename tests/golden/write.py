@@ -1,9 +1,13 @@
 """Write the golden values anew, and say what changed: `python tests/golden/write.py [subject ...]`."""
 
+import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+os.environ.setdefault("ATEN_CPU_CAPABILITY", "avx2")  # both as conftest.py does
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 import torch
 
