@@ -16,6 +16,7 @@ from browser import ask, needs_browser
 from normgauge import charts
 from normgauge.charts._rows import scale_type
 from normgauge.charts._theme import BACKGROUNDS
+from normgauge.charts.spectrum import rates as rates_tried
 from normgauge.errors import InputError, UnknownNameError
 from reference import colors
 
@@ -88,6 +89,30 @@ def test_bars_stand_over_their_names_and_counts_have_whole_ticks():
     shared = [*findings, {"x": "NG1", "value": 0.5, "series": "info"}]
     encoding = charts.bars(shared, x="x", series="series").to_dict()["encoding"]
     assert "xOffset" in encoding and "values" not in encoding["y"]["axis"]
+
+
+def test_every_bar_and_every_swept_value_is_named():
+    names = [f"orthogonal x {k}" for k in range(11)]
+    drawn = charts.svg(charts.bars([{"x": name, "value": 1.0} for name in names], x="x"))
+    assert all(f">{name}<" in drawn for name in names), "a name left out for want of room is turned instead"
+    swept = [0.0, 0.0001, 0.001, 0.01]
+    told = charts.against([{"decay": x, "value": 1.0, "series": "a"} for x in swept], x="decay")
+    assert all(f">{x:g}<" in charts.svg(told) for x in swept), "zero stands beside the decades"
+
+
+def test_measured_places_are_not_joined():
+    rows = [{"x": x, "value": x, "series": "a"} for x in (1.0, 2.0)]
+    marks = [
+        [layer["mark"]["type"] for layer in charts.against(rows, x="x", joined=j).to_dict()["layer"]] for j in (0, 1)
+    ]
+    assert "line" not in marks[0] and "line" in marks[1]
+
+
+def test_rules_of_the_stable_rate_are_seen_on_dark_ground():
+    tried = [{"rate": rate, "loss": 1.0, "stable": True} for rate in (0.1, 1.0)]
+    drawn = charts.svg(rates_tried(tried, {"use": 0.3}, ""))
+    ink = re.search(r'stroke="([^"]+)"', re.search(r"<[a-z]+ [^>]*stroke-dasharray[^>]*>", drawn)[0])[1]
+    assert f'[stroke="{ink}"]{{stroke:' in drawn, "turns with the scheme"
 
 
 def test_places_are_called_by_their_names(tmp_path):

@@ -15,9 +15,10 @@ from normgauge.errors import InputError, UnknownNameError
 from normgauge.lab import merge
 from normgauge.lab.study import Study
 from normgauge.papers import shelf
-from normgauge.papers.court import Contrast, criteria, ledger, shipped
+from normgauge.papers.court import EACH, Contrast, StudyTable, criteria, ledger, shipped
 from normgauge.papers.court.table import tabulate
 from normgauge.papers.experiment import Experiment
+from normgauge.papers.figures import Figure
 from normgauge.papers.reproduce import criterion_document, reproduce, reproduce_shard
 from normgauge.papers.studies import execute, experiments, find
 from normgauge.records import Run, plain
@@ -234,3 +235,14 @@ def test_a_remark_on_several_arms_is_said_once():
 
     edge = "the chosen lr 1 is at the edge of the grid (lr)."
     assert gather_remarks([f"width 8: {edge}", "One.", f"width 16: {edge}"]) == [f"width 8; width 16: {edge}", "One."]
+
+
+def test_a_name_has_one_colour_in_all_pictures_of_a_figure():
+    runs = [{"norm": norm, "lr": lr, "loss": lr, "seed": 0} for lr, norm in ((0.1, "none"), (0.1, "batch"))]
+    runs += [{"norm": norm, "lr": 0.3, "loss": 0.3, "seed": 0} for norm in ("batch", "none")]
+    figure = Figure("loss", x="seed", where={"lr": EACH})
+    domains = [
+        chart.to_dict()["layer"][0]["encoding"]["color"]["scale"]["domain"]
+        for _, chart, _ in figure.draw(StudyTable(tuple(runs)))
+    ]
+    assert domains == [["none", "batch"]] * 2

@@ -28,8 +28,14 @@ def bars(
     few = all(row["y"] in range(6) and isinstance(row["y"], int) for row in data)  # counts: no tick between them
     ticks = {"values": [*range(max(row["y"] for row in data) + 1)]} if few else {"tickCount": 5}
     tooltip = [alt.Tooltip("x:N", title=x), alt.Tooltip("y:Q", title=y, format=NUMBER)]
+    width = min(420, max(80 + 50 * len(data), 8 * len(title)))
+    places = list(dict.fromkeys(str(row["x"]) for row in data))
+    tight = (
+        7 * max(map(len, places)) * len(places) > width
+    )  # turned rather than left out: a bar without a name says nothing
+    names_axis = alt.Axis(labelAngle=-40 if tight else 0, labelOverlap=False, labelLimit=180)
     encoded = chart.encode(
-        alt.X("x:N", title=x if x_title is None else x_title, sort=None, axis=alt.Axis(labelAngle=0)),
+        alt.X("x:N", title=x if x_title is None else x_title, sort=None, axis=names_axis),
         alt.Y("y:Q", title=y if y_title is None else y_title, axis=alt.Axis(format=NUMBER, **ticks)),
     )
     if series is not None:
@@ -39,7 +45,6 @@ def bars(
         if len({row["x"] for row in data}) < len(data):  # else every bar stands over its name
             encoded = encoded.encode(xOffset=alt.XOffset("series:N", scale=scale))
         tooltip.insert(0, alt.Tooltip("series:N", title=series))
-    width = min(420, max(80 + 50 * len(data), 8 * len(title)))
     return frame_chart(encoded.encode(tooltip=tooltip), data, title, width, 260)
 
 

@@ -17,6 +17,7 @@ from normgauge.charts._rows import (
     plain,
     scale_type,
     series_order,
+    swept_scale,
     tidy,
     value_axis,
 )
@@ -141,6 +142,7 @@ def against(
     failed_label: str = "diverged",
     legend: bool = True,
     height: int = 300,
+    joined: bool = True,
 ) -> altair.TopLevelMixin:
     """Draw the metric against the knob per series; a cross above the plot where runs at that knob value failed.
 
@@ -148,7 +150,8 @@ def against(
     inside the axes would be invented. A cross is faint where only some of the runs failed.
 
     `failed`, `total`: columns with the numbers of failed runs and of all. A scale of "auto" is log from a factor of 5
-    on for the knob (they are swept on log grids), of 100 on for the metric.
+    on for the knob (they are swept on log grids), of 100 on for the metric; a knob that is 0 too is drawn as log
+    beyond its smallest other value. `joined`: whether lines join the points of a series; not where x was measured.
     """
     alt = require("altair", "lab", "charts.against")
     channels = {"x": x, "y": y, "low": low, "high": high, "series": series, "failed": failed, "total": total}
@@ -160,11 +163,10 @@ def against(
         # y of a cross, in pixels: its lane, or nothing
         row["lane"] = 20 + _LANE * lanes.index(str(row["series"])) if row.get("failed") else None
         row["share"] = row["failed"] / row["total"] if row.get("failed") and row.get("total") else 1.0
-    x_kind = scale_type([row["x"] for row in data], x_scale, span=5.0)
+    x_room = alt.Scale(**swept_scale([row["x"] for row in data], x_scale), nice=False, padding=18)
     y_kind = scale_type([row[key] for row in data for key in ("y", "low", "high") if key in row], y_scale)
     ticks = sorted({row["x"] for row in data if row["x"] is not None})
     x_axis = alt.Axis(values=ticks, format="~g") if len(ticks) <= 9 else alt.Axis(format="~g", tickCount=6)
-    x_room = alt.Scale(**free_scale(x_kind), nice=False, padding=18)
     heading_x, heading = x if x_title is None else x_title, y if y_title is None else y_title
     colour, shape = _looks(names, legend)
     across = alt.X("x:Q", title=heading_x, scale=x_room, axis=x_axis)
@@ -178,7 +180,7 @@ def against(
     numbers += [alt.Tooltip(f"{edge}:Q", title=edge, format=NUMBER) for edge in ("low", "high") if edge in data[0]]
     counts = [alt.Tooltip(f"{name}:Q", title=channels[name]) for name in ("failed", "total") if channels[name]]
     points, told = base.mark_point(filled=True, opacity=1, size=70), [*tooltip, *numbers, *counts]
-    layers = [base.mark_line(strokeWidth=1.5, strokeOpacity=0.75).encode(value)]
+    layers = [base.mark_line(strokeWidth=1.5, strokeOpacity=0.75).encode(value)] if joined else []
     layers.append(points.encode(value, shape=shape, tooltip=told))
     if low is not None and high is not None:
         spread = alt.Y("low:Q", title=heading, scale=y_room, axis=y_axis)

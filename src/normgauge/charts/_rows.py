@@ -95,6 +95,20 @@ def free_scale(kind: str) -> dict[str, Any]:
     return {"type": kind} if kind == "log" else {"type": kind, "zero": False}
 
 
+def swept_scale(values: Iterable[Any], scale: Scale) -> dict[str, Any]:
+    """Return the settings of a knob's scale: log from a factor of 5 on; with 0 among decades, log beyond the smallest.
+
+    Examples:
+        >>> swept_scale([0.0, 0.001, 0.1], "auto")
+        {'type': 'symlog', 'constant': 0.001}
+    """
+    numbers = [v for v in values if isinstance(v, (int, float))]
+    beyond = [v for v in numbers if v > 0]
+    if scale == "auto" and beyond and min(numbers) == 0 and max(beyond) >= 20 * min(beyond):
+        return {"type": "symlog", "constant": min(beyond)}
+    return free_scale(scale_type(numbers, scale, span=5.0))
+
+
 def value_axis(kind: str, **settings: Any) -> dict[str, Any]:
     """Return the settings of a value axis; a log axis draws grid lines at powers of ten only."""
     if kind == "linear":

@@ -62,7 +62,7 @@ def config(mode: str = "light") -> dict[str, Any]:
         "area": plain,
         "bar": {**plain, "cornerRadiusEnd": 2},
         "style": {
-            "quiet": {"stroke": muted, "strokeOpacity": 0.6},
+            "quiet": {"color": muted, "strokeOpacity": 0.6},
             "note": {"color": muted, "fontSize": 11},
             "contour": {"stroke": text, "strokeOpacity": 0.55, "strokeWidth": 1},
         },

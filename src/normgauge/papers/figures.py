@@ -24,15 +24,15 @@ MOST_LINES = 11  # of one picture, where every layer is a line
 class Figure:
     """One picture of a study's page; one for each value of a knob that is `EACH`.
 
-    Its kind is lines, intervals (a dot and its interval per series), bars, histogram, or surface (the layer is "x y",
-    and the readings `x` and `y` are a path on it).
+    Its kind is lines, points (not joined: x was measured), intervals (a dot and its interval per series), bars,
+    histogram, or surface (the layer is "x y", and the readings `x` and `y` are a path on it).
     """
 
     y: str | Mapping[str, str]  # a reading, or reading -> what its lines are called
     x: str = "step"  # or "layer", a knob, another reading of the same run and step, or "reading" (names of `y`)
     series: tuple[str, ...] = ("norm",)  # the knobs that name a line; "layer" too
     where: Mapping[str, Any] = field(default_factory=dict)  # which runs; a `Pick` is resolved in the table
-    kind: Literal["lines", "intervals", "bars", "histogram", "surface"] = "lines"
+    kind: Literal["lines", "points", "intervals", "bars", "histogram", "surface"] = "lines"
     note: str = ""  # what to see in it, beside what is drawn
     along: str = ""  # what x is, where it is not what it is called: a "layer" may be a rank or a strength of noise
 
@@ -49,9 +49,12 @@ class Figure:
     def draw(self, table: StudyTable) -> Iterator[tuple[str, Chart, str]]:
         """Yield name, chart and caption of each picture that has something to show."""
         each = [knob for knob, value in self.where.items() if value == EACH]
-        for where in resolve(self.where, table) if table.rows else ():
-            points = [point for point in self._points(table, where) if math.isfinite(point["value"])]
+        wheres = list(resolve(self.where, table)) if table.rows else []
+        drawn = [[p for p in self._points(table, where) if math.isfinite(p["value"])] for where in wheres]
+        order = _names([point for points in drawn for point in points])  # one colour per name in all of them
+        for where, points in zip(wheres, drawn, strict=True):
             if points:
+                points.sort(key=lambda point: order.index(point["series"]))
                 parts = [self.first, self.kind, self.x, *(str(where[knob]) for knob in each)]
                 name = re.sub(r"[^a-z0-9.-]+", "-", "-".join(parts).lower())
                 yield name, self._chart(points, table, where), self._caption(where)
@@ -75,7 +78,7 @@ class Figure:
             rows = table.curve(reading, **where)
             if self.x != "layer" and "layer" not in self.series and self.kind not in ("histogram", "surface"):
                 rows = [row for row in rows if row["layer"] is None]
-            if self.x in curved and self.kind == "lines":
+            if self.x in curved and self.kind in ("lines", "points"):
                 beside = {_run_step(row): row["value"] for row in table.curve(self.x, **where)}
                 rows = [{**row, self.x: beside[_run_step(row)]} for row in rows if _run_step(row) in beside]
             elif self.x not in ("step", "layer") or self.kind in ("intervals", "bars"):
@@ -114,7 +117,7 @@ class Figure:
         if self.x == "step":
             return curves(rows, x="x", y="value", low="low", high="high", **titles)
         titles |= {"x_scale": "linear"} if self.x == "x" else {}  # a path in the plane keeps its shape
-        return against(rows, x="x", y="value", low="low", high="high", **titles)
+        return against(rows, x="x", y="value", low="low", high="high", joined=self.kind != "points", **titles)
 
 
 def read_figure(told: Row) -> Figure:

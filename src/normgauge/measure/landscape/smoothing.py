@@ -103,7 +103,8 @@ class Smoothing(Result):
         return steps if len(steps) > 1 else []
 
     def _title(self) -> str:
-        return f"Smoothing by {len({entry.layer for entry in self.measured})} normalizers"
+        count = len({entry.layer for entry in self.measured})
+        return f"Smoothing by {count} normalizer{'s' * (count != 1)}"
 
     def _rows(self) -> list[dict[str, Any]]:
         return [{item.name: getattr(entry, item.name) for item in fields(entry)} for entry in self.layers]
