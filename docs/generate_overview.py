@@ -137,8 +137,9 @@ def page(book: Ledger) -> str:
     documents = [source.document for source in shipped().values()]
     parts = [INTRODUCTION, _totals(book)]
     minutes = sum(document.seconds for document in documents) / 60
+    larger = sum(document.size == "medium" for document in documents)
     parts.append(
-        f"{len(documents)} of {len(experiments())} studies have been run at small size: "
+        f"{len(documents)} of {len(experiments())} studies have been run, {larger} at medium size, the others at small: "
         f"{sum(document.runs for document in documents)} runs, {minutes:.0f} minutes of runs one after the other. "
         + _sessions()
     )
