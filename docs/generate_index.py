@@ -31,7 +31,7 @@ def page(entries: tuple[Entry, ...], book: Ledger) -> str:
     parts = [INTRODUCTION.rstrip(), _counts({**groups, "all": list(entries)})]
     for name, own in groups.items():
         parts.append(f"## {name}")
-        lines = ["| where | what | here | verdict | study | open |", "|---|---|---|---|---|---|"]
+        lines = ["| where | what | here | verdict | study |", "|---|---|---|---|---|"]
         lines += [_row(entry, book) for entry in own]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
@@ -52,8 +52,10 @@ def _row(entry: Entry, book: Ledger) -> str:
         for name, size in study_sizes(entry).items()
     ]
     code = [f"`{name}`" for name in entry.code]
-    cells = (f"{_plain(entry.at)} ({entry.kind})", _plain(entry.says), ", ".join(code), "; ".join(verdicts))
-    return "| " + " | ".join((*cells, "; ".join(studies), _plain(entry.hole))) + " |"
+    hole = [f"*open*: {_plain(entry.hole)}"] if entry.hole else []
+    here = "; ".join([", ".join(code), *hole] if code else hole)
+    cells = (f"{_plain(entry.at)} ({entry.kind})", _plain(entry.says), here, "; ".join(verdicts), "; ".join(studies))
+    return "| " + " | ".join(cells) + " |"
 
 
 def _anchor(id: str, word: str) -> str:

@@ -138,9 +138,10 @@ def page(book: Ledger) -> str:
     parts = [INTRODUCTION, _totals(book)]
     minutes = sum(document.seconds for document in documents) / 60
     larger = sum(document.size == "medium" for document in documents)
+    runs = sum(document.runs for document in documents)
     parts.append(
         f"{len(documents)} of {len(experiments())} studies have been run, {larger} at medium size, the others at "
-        f"small: {sum(document.runs for document in documents)} runs, {minutes:.0f} minutes of runs one after the other. "
+        f"small: {runs} runs, {minutes:.0f} minutes of runs one after the other. "
         + _sessions()
     )
     for paper in book.counts():

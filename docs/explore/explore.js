@@ -318,6 +318,8 @@
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", shade);
 
+  const tell = () => parent.postMessage({ height: Math.ceil(document.documentElement.getBoundingClientRect().height) }, "*");
+  if (parent !== window) new ResizeObserver(tell).observe(document.documentElement);
   drawNetwork();
   begin(Math.min(D.scenes.length, Math.max(1, +new URLSearchParams(location.hash.slice(1)).get("scene") || 1)) - 1);
   if (location.hash.includes("play")) for (let k = 0; k < STEPS; k++) step();
