@@ -141,8 +141,7 @@ def page(book: Ledger) -> str:
     runs = sum(document.runs for document in documents)
     parts.append(
         f"{len(documents)} of {len(experiments())} studies have been run, {larger} at medium size, the others at "
-        f"small: {runs} runs, {minutes:.0f} minutes of runs one after the other. "
-        + _sessions()
+        f"small: {runs} runs, {minutes:.0f} minutes of runs one after the other. " + _sessions()
     )
     for paper in book.counts():
         claims = [claim for claim in book if claim.paper == paper]
