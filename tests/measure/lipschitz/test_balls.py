@@ -1,0 +1,79 @@
+"""Enclosures of Jacobians on balls against dense Jacobians at random points of them, over random networks."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import normgauge as ng
+from normgauge.measure.lipschitz.enclosure import enclose_jacobian
+from normgauge.measure.lipschitz.lipschitz import Domain, Walk, private_copy
+from reference.lipschitz import PlainAttention, slope_at
+
+
+class Added(nn.Module):
+    def __init__(self, *parts):
+        super().__init__()
+        self.part = nn.Sequential(*parts)
+
+    def forward(self, x):
+        return x + self.part(x)
+
+
+class Gate(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.gate, self.value = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return torch.cat([torch.sigmoid(self.gate(x)) * self.value(x), x], -1)[..., : x.shape[-1]]
+
+
+class Groups(nn.GroupNorm):
+    def forward(self, x):
+        return super().forward(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+def drawn(seed):
+    draw, width = random.Random(seed), 6
+    steps = (
+        nn.ReLU,
+        nn.GELU,
+        nn.Tanh,
+        nn.SiLU,
+        nn.Softplus,
+        lambda: PlainAttention(width, seed % 2),
+        lambda: Gate(width),
+    )
+    norms = (nn.Identity, lambda: nn.LayerNorm(width), lambda: nn.RMSNorm(width, 1e-3), lambda: Groups(2, width))
+    torch.manual_seed(seed)
+    layers = [nn.Linear(4, width)]
+    for _ in range(draw.randint(1, 3)):
+        parts = draw.choice(norms)(), draw.choice(steps)(), nn.Linear(width, width)
+        layers.append(Added(*parts) if draw.random() < 0.5 else nn.Sequential(*parts))
+    net, scale = nn.Sequential(*layers, nn.Linear(width, 2)).double(), 10 ** draw.uniform(-2, 1)
+    for parameter in net.parameters():
+        parameter.data.mul_(scale if parameter.ndim > 1 else 1.0)
+    return net, torch.randn(1, 3, 4).double(), 10 ** draw.uniform(-4, 0.5)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_no_jacobian_of_the_ball_is_above_its_bound(seed):
+    net, data, radius = drawn(seed)
+    walk = Walk(private_copy(net), Domain(data))
+    bound, why = enclose_jacobian(walk, walk.values(0), radius)
+    steps = torch.randn(30, 3, 4).double()
+    steps = steps / steps.flatten(1).norm(dim=1)[:, None, None] * radius * torch.rand(30, 1, 1).double() ** 0.1
+    assert not why and max(slope_at(net, data[0] + step) for step in steps) <= bound
+
+
+def test_a_matrix_that_comes_with_each_datum_has_its_own_norm():
+    class Mixed(nn.Module):
+        def forward(self, x, matrix):
+            return torch.relu(x - 0.5) @ matrix
+
+    matrices = torch.stack([torch.eye(3), 100 * torch.eye(3)]).double()
+    data = {"x": torch.full((2, 2, 3), 0.5).double(), "matrix": matrices}
+    found = ng.lipschitz(Mixed(), data, radius=0.1, forward=lambda m, x: m(**x), climbs=0)
+    assert found.upper >= 100 * (1 - 1e-9)
