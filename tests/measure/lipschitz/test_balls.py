@@ -68,12 +68,40 @@ def test_no_jacobian_of_the_ball_is_above_its_bound(seed):
     assert not why and max(slope_at(net, data[0] + step) for step in steps) <= bound
 
 
-def test_a_matrix_that_comes_with_each_datum_has_its_own_norm():
-    class Mixed(nn.Module):
-        def forward(self, x, matrix):
-            return torch.relu(x - 0.5) @ matrix
+class Mixed(nn.Module):
+    def forward(self, x, given):
+        return torch.relu(x - 0.5) @ given
 
-    matrices = torch.stack([torch.eye(3), 100 * torch.eye(3)]).double()
-    data = {"x": torch.full((2, 2, 3), 0.5).double(), "matrix": matrices}
-    found = ng.lipschitz(Mixed(), data, radius=0.1, forward=lambda m, x: m(**x), climbs=0)
-    assert found.upper >= 100 * (1 - 1e-9)
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3, bias=False)
+        self.layer.weight.data = torch.eye(3)
+
+    def forward(self, x, given):
+        return torch.relu(self.layer(x) * given.diagonal(dim1=1, dim2=2)[:, None])
+
+
+@pytest.mark.parametrize("make", [Mixed, Gated])
+@pytest.mark.parametrize("radius", [None, 0.1])
+def test_weights_that_come_with_each_datum_have_their_own_norm(make, radius):
+    matrices = torch.stack([torch.eye(3), 100 * torch.eye(3), 10 * torch.eye(3)])
+    data = {"x": torch.full((3, 2, 3), 0.5), "given": matrices}
+    found = ng.lipschitz(make().double(), data, radius=radius, forward=lambda m, x: m(**x), climbs=0)
+    assert (10**found.per_datum).tolist() == pytest.approx([1, 100, 10], rel=1e-6)
+
+
+def test_a_gate_of_the_datum_is_no_weight_of_the_layer_before_it():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.next = nn.Linear(1, 2, bias=False), nn.Linear(2, 2, bias=False)
+            self.next.weight.data = torch.eye(2)
+
+        def forward(self, x):
+            return self.next(self.layer(x[:, :1])) * x[:, 1:]
+
+    data = torch.tensor([[1.0, 0.1, 0.1], [1.0, 10.0, 10.0]]), torch.zeros(2, 2)
+    layer = ng.weight_lipschitz(ng.Objective(Own(), nn.functional.mse_loss, data, mode="eval")).layers[0]
+    assert 10**layer.log10_output == pytest.approx(10, rel=1e-6)  # x times the gate

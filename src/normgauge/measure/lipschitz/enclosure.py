@@ -54,7 +54,8 @@ class Enclosed:
         centre, low, high = (of_values(t) for t in (self.centre, self.low, self.high))
         band = self.band.map(of_values, of_columns)
         paths = None if self.paths is None else of_columns(self.paths)
-        return Enclosed(centre, low, high, of_columns(self.mid), of_columns(self.rad), band, self.off, paths)
+        moved = of_columns(self.mid), of_columns(self.rad)
+        return Enclosed(centre, low, high, *moved, band=band, off=self.off, paths=paths)
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ class Step(Call):
         lows = lows if limits[0] is None else torch.fmax(lows, limits[0])
         highs = highs if limits[1] is None else torch.fmin(highs, limits[1])
         # rounding must not leave the centre outside
-        return Enclosed(centre, torch.minimum(lows, centre), torch.maximum(highs, centre), mid, rad, own, off)
+        lows, highs = torch.minimum(lows, centre), torch.maximum(highs, centre)
+        return Enclosed(centre, lows, highs, mid, rad, band=own, off=off)
 
     def track(self, x: Enclosed, paths: Tensor | None, fresh: Tensor | None = None) -> Enclosed:
         """Return a tensor whose J - M is known as a sum of maps U_k of unknown matrices E_k of norm at most 1.
@@ -206,7 +208,7 @@ def enclose_jacobian(walk: Walk, values: dict[fx.Node, Any], radius: float) -> t
     eye = torch.eye(inputs, dtype=torch.float64).reshape(*values[source].shape, inputs)
     start = Step("", "", None, args=(), kwargs={}, value=values[source], norms={}, radius=radius, layout=[1])
     known: dict[fx.Node, Any] = {source: start.track(start.enclose(eye, torch.zeros_like(eye), off=0.0), None)}
-    given = walk.program.dependent(walk.program.inputs)
+    given = walk.program.dependent(walk.program.inputs) - moving
     left = Counter(parent for node in walk.program.nodes for parent in node.all_input_nodes)
     for node in walk.program.nodes:
         reading = [parent for parent in node.all_input_nodes if parent in known]
@@ -215,11 +217,9 @@ def enclose_jacobian(walk: Walk, values: dict[fx.Node, Any], radius: float) -> t
             kind, where = operation_name(node).strip("_"), line_of(node.meta.get("stack_trace"))
             args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda p: known.get(p, values[p]))
             made = {"value": values[node], "norms": {}, "function": node.target, "where": where}
-            own = any(parent in given and parent not in moving for parent in node.all_input_nodes)
-            gains = {} if own else walk.gains  # weights that other inputs give are another matrix at every datum
-            step = Step(
-                node.name, kind, None, tuple(args), kwargs, **made, radius=radius, gains=gains, layout=start.layout
-            )
+            # weights that other inputs give are another matrix at every datum
+            made["gains"] = {} if given.intersection(node.all_input_nodes) else walk.gains
+            step = replace(start, name=node.name, kind=kind, args=tuple(args), kwargs=kwargs, **made)
             try:
                 form = walk.written.get(node)
                 if form is not None and not form[1].outside and not form[1].floor:
@@ -268,7 +268,7 @@ def constant(value: Tensor, columns: int) -> Enclosed:
     """Return a tensor that does not move."""
     zeros = torch.zeros(*value.shape, columns, dtype=torch.float64)
     band = Band(value, zeros, torch.zeros_like(value))
-    return Enclosed(value, value, value, zeros, zeros, band, 0.0, value.new_zeros(*value.shape, 1))
+    return Enclosed(value, value, value, zeros, zeros, band=band, off=0.0, paths=zeros[..., :1])
 
 
 def fixed(step: Step, *arguments: Any) -> None:
