@@ -30,6 +30,13 @@ class Gate(nn.Module):
         return torch.cat([torch.sigmoid(self.gate(x)) * self.value(x), x], -1)[..., : x.shape[-1]]
 
 
+class Spheres(nn.Module):
+    """Rows of length 1, as on nGPT's streams."""
+
+    def forward(self, x):
+        return nn.functional.normalize(x, dim=-1)
+
+
 class Groups(nn.GroupNorm):
     def forward(self, x):
         return super().forward(x.flatten(0, 1)).unflatten(0, x.shape[:2])
@@ -81,6 +88,16 @@ class Gated(nn.Module):
 
     def forward(self, x, given):
         return torch.relu(self.layer(x) * given.diagonal(dim1=1, dim2=2)[:, None])
+
+
+def test_streams_on_spheres_are_bounded_near_the_data():
+    torch.manual_seed(0)
+    parts = [Added(nn.Linear(6, 6), Spheres()) for _ in range(2)]
+    net, data = nn.Sequential(Spheres(), *parts, Spheres(), nn.Linear(6, 3)).double(), torch.randn(2, 3, 6).double()
+    found = ng.lipschitz(net, data, radius=0.01, climbs=1)
+    assert found.upper <= 1.2 * found.lower and not found.fallback
+    small = ng.lipschitz(net, 1e-13 * data, radius=1e-14, climbs=0)  # where normalize divides by its floor
+    assert small.lower <= small.upper
 
 
 @pytest.mark.parametrize("make", [Mixed, Gated])

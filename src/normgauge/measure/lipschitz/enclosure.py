@@ -220,15 +220,18 @@ def enclose_jacobian(walk: Walk, values: dict[fx.Node, Any], radius: float) -> t
             # weights that other inputs give are another matrix at every datum
             made["gains"] = {} if given.intersection(node.all_input_nodes) else walk.gains
             step = replace(start, name=node.name, kind=kind, args=tuple(args), kwargs=kwargs, **made)
-            try:
-                form = walk.written.get(node)
-                if form is not None and not form[1].outside and not form[1].floor:
-                    known[node] = _RULES["written"](replace(step, args=(known[form[0]], form[1])))
-                else:
-                    known[node] = _RULES[kind](step)
-                if isinstance(known[node], Enclosed) and known[node].paths is None:
-                    known[node] = step.track(known[node], None)
-            except (KeyError, ModelError, RuntimeError, TypeError, AttributeError):
+            form, tried = walk.written.get(node), [step]
+            if form is not None and not form[1].outside:
+                tried.insert(0, replace(step, kind="written", args=(known[form[0]], form[1])))
+            for step in tried:
+                try:
+                    known[node] = _RULES[step.kind](step)
+                    if isinstance(known[node], Enclosed) and known[node].paths is None:
+                        known[node] = step.track(known[node], None)
+                    break
+                except (KeyError, ModelError, RuntimeError, TypeError, AttributeError):
+                    continue
+            else:
                 return math.inf, f"no enclosure of {kind}{where}"
         for parent in node.all_input_nodes:
             left[parent] -= 1

@@ -163,7 +163,7 @@ def _normalizer(step: Step) -> Any:
     return step.track(outcome, paths)
 
 
-def _standardize(step: Step, x: Enclosed, eps: float, *, centred: bool) -> Enclosed:
+def _standardize(step: Step, x: Enclosed, eps: float, *, centred: bool, floor: float = 0.0) -> Enclosed:
     """Return y = c / sqrt(mean(c^2) + eps) along the last axis: dy = s (dc - y mean(y dc)), s = 1 / sqrt(...)."""
     c = x
     if centred:
@@ -193,8 +193,8 @@ def _standardize(step: Step, x: Enclosed, eps: float, *, centred: bool) -> Enclo
     lower, upper = mean_square.limits(step.radius)
     low, high = torch.fmax(low, lower), torch.fmin(high, upper)
     low, high = torch.minimum(low, power).clamp_min(0.0), torch.maximum(high, power)
-    if not bool((low + eps > 0).all()):
-        raise step.refuse("a block must not become constant without eps", "one that may")
+    if not bool((low + eps > floor).all()):
+        raise step.refuse("a block must not become constant without eps, nor as small as its floor", "one that may")
     inverse = [(end + eps).rsqrt()[..., None] for end in (high, low)]
     value = c.centre * (power + eps).rsqrt()[..., None]
     products = torch.stack([end * factor for end in (c.low, c.high) for factor in inverse])
@@ -237,7 +237,7 @@ def _standardize(step: Step, x: Enclosed, eps: float, *, centred: bool) -> Enclo
 
 @encloses("written")
 def _written_norm(step: Step) -> Any:
-    """Return x / sqrt(factor mean(x^2) + eps), put together from its parts."""
+    """Return x / sqrt(factor mean(x^2) + eps), put together from its parts; the root above its floor, if it has one."""
     x, form = step.args
     order = [*(i for i in range(x.centre.ndim) if i not in form.axes), *form.axes]
     count, last = math.prod(x.centre.shape[axis] for axis in form.axes), x.centre.ndim
@@ -245,7 +245,8 @@ def _written_norm(step: Step) -> Any:
     flat = x.map(
         lambda t: t.permute(order).reshape(-1, count), lambda t: t.permute(*order, last).reshape(-1, count, t.shape[-1])
     )
-    y, scale = _standardize(step, flat, form.eps / form.factor, centred=False), 1 / math.sqrt(form.factor)
+    floor, scale = form.floor**2 / form.factor, 1 / math.sqrt(form.factor)
+    y = _standardize(step, flat, form.eps / form.factor, centred=False, floor=floor)
     y = y.map(
         lambda t: scale * t.reshape(shape).permute(back),
         lambda t: scale * t.reshape(*shape, t.shape[-1]).permute(*back, last),
