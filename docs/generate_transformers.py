@@ -1,9 +1,9 @@
 """Run one example per instrument on a transformer and write docs/transformers.md from what came out.
 
-    python docs/generate_transformers.py [--only spectrum,lipschitz] [--minutes 4]
+    python docs/generate_transformers.py [--only spectrum,lipschitz] [--minutes 8] [--gigabytes 10]
 
 Examples run first on GPT-2's own size (124M parameters, made from its configuration, random weights); what takes longer
-than the minutes given, or stops there, is shown with its reason and run on two layers of width 128. Outputs are kept in
+than the minutes or more than the memory given, or stops there, is shown with its reason and run on two layers of width 128. Outputs are kept in
 docs/_generated/transformers.json: what is there is not run again unless named. Needs the extra `transformers`; nothing is downloaded.
 """
 
@@ -65,7 +65,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "spectrum": ("How curved is the loss?", "print(ng.spectrum(objective, top=1, tol=0.05))"),
     "trace": ("And on average?", "print(ng.trace(objective, probes=3))"),
     "density": ("The whole spectrum?", "print(ng.density(objective, probes=1, iterations=12))"),
-    "layer_spectra": ("Which layer is sharpest?", 'print(ng.layer_spectra(objective, per={"first": "transformer.h.0.*", "last": "transformer.h.1.*"}, tol=0.1))'),
+    "layer_spectra": ("Which layer is sharpest?", 'last = f"transformer.h.{len(model.transformer.h) - 1}.*"\nprint(ng.layer_spectra(objective, per={"first": "transformer.h.0.*", "last": last}, tol=0.1))'),
     "stable_rate": ("Which rate is stable?", "print(ng.stable_rate(objective, tol=0.2))"),
     "batch_noise": ("How noisy is the gradient?", """\
 more = tuple(part[:8, :32] for part in text().train)
@@ -145,16 +145,21 @@ def run(code: str, names: dict[str, Any], seconds: float) -> dict[str, Any]:
             warnings.simplefilter("ignore")
             exec(code, names)
     except Exception as error:  # noqa: BLE001 (whatever stopped it is what the page says)
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        return {"error": said[0][:400].rstrip(".")}
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:400].rstrip(".")
+        spent = time.process_time() - begin
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            limit = resource.getrlimit(resource.RLIMIT_DATA)[0] / 2**30
+            said = f"asked for more than {limit:.0f} GiB after {spent:.0f} s of one core"
+        elif isinstance(error, TimeoutError):
+            said += f" (the process at most {_peak()} GiB so far)"
+        return {"error": said}
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {
-        "output": output.getvalue().rstrip(),
-        "seconds": round(time.process_time() - begin, 1),
-        "peak": round(peak, 1),
-    }
+    return {"output": output.getvalue().rstrip(), "seconds": round(time.process_time() - begin, 1), "peak": _peak()}
+
+
+def _peak() -> float:
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1)
 
 
 def section(name: str, result: dict[str, Any]) -> str:
@@ -209,8 +214,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("--page", action="store_true", help="write the page from what is kept, run nothing")
-    parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--gigabytes", type=float, default=10.0)
     options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_DATA, (int(options.gigabytes * 2**30),) * 2)
     torch.set_num_threads(1)
     results = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     if options.page:

@@ -87,6 +87,12 @@ def test_gains_stored_as_one_plus_w_are_carried():
     assert done.change < 1e-3 and "LastAxis" in done.rows[0]["what"]
 
 
+def test_a_class_that_is_not_called_a_norm_is_not_passed_over_in_silence():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    done = ng.swap_norms(model, "rms", example=torch.randn(3, 4))
+    assert "no class here has norm in its name" in str(done)
+
+
 def test_wrong_use_is_explained():
     with pytest.raises(UnknownNameError, match="group"):
         ng.swap_norms(convolutional(), "grup", example=IMAGES)

@@ -84,7 +84,7 @@ def swap_norms(
                     exchange(patient.model, name, made)
             new[old] = names[old], made
         if not new:
-            return ""
+            return "" if chosen else "no class here has norm in its name, by which normalizers are known: name yours so"
         _operate.unfuse(patient.model)
         plain = _operate.relative_difference(before, run(patient.model, inputs, patient.forward, "eval"))
         _fit(patient, inputs, new, target)

@@ -37,7 +37,8 @@ def encoder():
 
 
 @pytest.mark.parametrize(
-    ("make", "radius", "factor"), [(relu_mlp, 1e-6, 1.01), (group_norms, 0.05, 10), (encoder, 0.05, 100)]
+    ("make", "radius", "factor"),
+    [(relu_mlp, 1e-6, 1.01), (relu_mlp, 0.01, 2), (group_norms, 0.05, 2), (encoder, 0.05, 3)],
 )
 def test_the_ball_is_local(make, radius, factor):
     torch.manual_seed(0)

@@ -312,10 +312,10 @@ def test_a_record_takes_the_place_of_the_gradients():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.05)
     with UpdateRecord(optimizer) as record:
         train_on_noise(model, optimizer, 50)
-    told, law = (
-        weight_dynamics(objective, optimizer, record=record)["0.weight"],
-        law_of(optimizer, optimizer.param_groups[0]),
-    )
+    found = weight_dynamics(objective, optimizer, record=record)
+    told, law = found["0.weight"], law_of(optimizer, optimizer.param_groups[0])
+    assert "seen in 50 recorded steps: norms are rough" in str(found)
+    assert "seen in 1 batch (few: under 50)" in str(weight_dynamics(objective, optimizer))
     rows = zip(*(mean.sum(1).tolist() for mean in record.of(objective)["0.weight"]), strict=True)
     norms = [theory.recorded_equilibrium(law.rate, law.keep, pair, law.memory, 4.0).norm for pair in rows]
     assert told.equilibria == pytest.approx(norms)

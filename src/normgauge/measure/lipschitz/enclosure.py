@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from normgauge.errors import ModelError
+from normgauge.measure.lipschitz.bands import Band, chord, product_band
 from normgauge.measure.lipschitz.entry_rules import COPIES, DROPOUTS, MOVES
 from normgauge.measure.lipschitz.rules import Call
 from normgauge.measure.lipschitz.trace import Walk, line_of
@@ -28,6 +30,7 @@ LIMIT = 10_000_000  # entries of one Jacobian
 TOTAL = 300_000_000  # over all data
 _NEAR_KINK = 1e-10
 ROUND = 1 + 1e-12
+PATHS = 2_000_000  # entries of the paths to one tensor
 WIDE = 400  # sides beyond which a norm on the way is bounded by sums
 _MATRIX = 2_000_000  # entries up to which a linear map is written out for its norm
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -42,12 +45,17 @@ class Enclosed:
     high: Tensor  # what they do not exceed
     mid: Tensor  # middle of its Jacobian, the columns on the last axis
     rad: Tensor  # how far entries of the Jacobian may be from the middle
+    band: Band  # affine functions of the input that its entries stay near
     off: float = math.inf  # bound on the norm of the Jacobian minus its middle
+    paths: Tensor | None = None  # by which maps unknown matrices enter that difference, see `Step.track`
 
     def map(self, of_values: Callable[[Tensor], Tensor], of_columns: Callable[[Tensor], Tensor]) -> "Enclosed":
         """Return the tensor with its values, and the columns of its Jacobian, moved to other places."""
         centre, low, high = (of_values(t) for t in (self.centre, self.low, self.high))
-        return Enclosed(centre, low, high, of_columns(self.mid), of_columns(self.rad), off=self.off)
+        band = self.band.map(of_values, of_columns)
+        paths = None if self.paths is None else of_columns(self.paths)
+        moved = of_columns(self.mid), of_columns(self.rad)
+        return Enclosed(centre, low, high, *moved, band=band, off=self.off, paths=paths)
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,7 @@ class Step(Call):
 
     radius: float = 0.0
     gains: dict[str, float] = field(default_factory=dict, repr=False)
+    layout: list[int] = field(default_factory=list, repr=False)  # columns of each of the unknown matrices so far
 
     def enclose(
         self,
@@ -64,32 +73,93 @@ class Step(Call):
         value: Tensor | None = None,
         limits: tuple[Tensor | None, Tensor | None] = (None, None),
         off: float = math.inf,
+        band: Band | None = None,
     ) -> Enclosed:
-        """Return a tensor by its Jacobian and, if known, by other limits of its entries."""
+        """Return a tensor by its Jacobian and, if known, by other limits of its entries and another band."""
         centre = self.value if value is None else value
         off = off * ROUND if off == off else math.inf
-        movement = self.radius * (mid.norm(dim=-1) + rad.norm(dim=-1).clamp_max(off)) * ROUND
-        lows, highs = centre - movement, centre + movement
+        own = Band(centre, mid, self.radius * rad.norm(dim=-1).clamp_max(off) * ROUND)  # by the mean value theorem
+        lows, highs = own.limits(self.radius)
+        if band is not None and self.radius:
+            own = own.closer(band)
+            lower, upper = own.limits(self.radius)
+            lows, highs = torch.fmax(lows, lower), torch.fmin(highs, upper)
         lows = lows if limits[0] is None else torch.fmax(lows, limits[0])
         highs = highs if limits[1] is None else torch.fmin(highs, limits[1])
         # rounding must not leave the centre outside
-        return Enclosed(centre, torch.minimum(lows, centre), torch.maximum(highs, centre), mid, rad, off)
+        lows, highs = torch.minimum(lows, centre), torch.maximum(highs, centre)
+        return Enclosed(centre, lows, highs, mid, rad, band=own, off=off)
+
+    def track(self, x: Enclosed, paths: Tensor | None, fresh: Tensor | None = None) -> Enclosed:
+        """Return a tensor whose J - M is known as a sum of maps U_k of unknown matrices E_k of norm at most 1.
+
+        The next middle of T = T0 + D is T0 M, so J' - T0 M = T0 (J - M) + D J: the U_k become T0 U_k, in which signs of
+        weights count, and D J is one matrix more, diag(fresh) E. Without paths J - M itself is that matrix.
+        """
+        if paths is None:
+            paths, fresh = x.mid.new_zeros(*x.centre.shape, 1), torch.full_like(x.centre, x.off)
+        count, total = 0 if fresh is None else int((fresh != 0).sum()), sum(self.layout)
+        if x.centre.numel() * (total + count) > PATHS or (fresh is not None and not bool(fresh.isfinite().all())):
+            return replace(x, paths=None)
+        paths = functional.pad(paths, (0, total - paths.shape[-1]))
+        if fresh is not None and count:
+            columns, (places,) = paths.new_zeros(x.centre.numel(), count), fresh.flatten().nonzero(as_tuple=True)
+            columns[places, torch.arange(count)] = fresh.flatten()[places]
+            paths = torch.cat([paths, columns.reshape(*x.centre.shape, count)], -1)
+            self.layout.append(count)
+        rows, off = self.spread(paths)
+        band = x.band.closer(Band(x.centre, x.mid, self.radius * rows * ROUND))
+        limits = torch.fmax(x.low, band.limits(self.radius)[0]), torch.fmin(x.high, band.limits(self.radius)[1])
+        low, high = torch.minimum(limits[0], x.centre), torch.maximum(limits[1], x.centre)
+        return replace(x, low=low, high=high, band=band, off=min(x.off, off * ROUND), paths=paths)
+
+    def spread(self, paths: Tensor) -> tuple[Tensor, float]:
+        """Return bounds of the rows and of the norm of what paths lead to."""
+        groups = paths.split(self.layout[: list(accumulate(self.layout)).index(paths.shape[-1]) + 1], -1)
+        rows = torch.stack([group.norm(dim=-1) for group in groups])
+        sizes = rows.flatten(1).norm(dim=1) * ROUND  # of Frobenius: enough where they are small
+        large = (sizes > 1e-3 * sizes.sum()).tolist()
+        norms = [norm_bound(group) if big else 0.0 for group, big in zip(groups, large, strict=True)]
+        return rows.sum(0), sum(norms) + float(sizes[~torch.tensor(large)].sum())
 
     def through(
         self, x: Enclosed, linear: Callable[[Tensor], Any], absolute: Callable[[Tensor], Any] | None = None
     ) -> Any:
         """Return a linear map of a tensor, given the map and the one with absolute entries."""
-        mids = each_column(linear, x.mid)
-        rads = each_column(absolute or linear, x.rad)
+        size = absolute or linear
+        mids, slopes = (each_column(linear, columns) for columns in (x.mid, x.band.slope))
         off = 0.0
         if x.off:
             if self.name not in self.gains:
-                self.gains[self.name] = _gain(linear, absolute or linear, x.centre)
+                self.gains[self.name] = _gain(linear, size, x.centre)
             off = self.gains[self.name] * x.off
+        shifts = (linear(t - x.centre) for t in ((x.low + x.high) / 2, x.band.base))
+        parts = mids, each_column(size, x.rad), slopes, *shifts, size((x.high - x.low) / 2), size(x.band.err)
+        known = x.centre.new_zeros(*x.centre.shape, 1) if x.paths is None else x.paths
+        parts = *parts, each_column(linear, known)
+
+        def part(value: Tensor, *made: Tensor) -> Enclosed:
+            mid, rad, slope, shift, drift, width, err, paths = made
+            limits, band = (
+                (value + shift - width * ROUND, value + shift + width * ROUND),
+                Band(value + drift, slope, err),
+            )
+            y = self.enclose(mid, rad, value, limits, off, band)
+            if absolute is None and value.numel() == x.centre.numel():  # entries are moved
+                return replace(y, paths=None if x.paths is None else paths)
+            return self.track(y, None if x.paths is None else paths)
+
         if isinstance(mids, (tuple, list)):
-            return tuple(self.enclose(m, r, v, off=off) for m, r, v in zip(mids, rads, self.value, strict=True))
-        limits = (None, None) if absolute else (linear(x.low), linear(x.high))  # it keeps the order
-        return self.enclose(mids, rads, None, limits, off)
+            return tuple(part(*made) for made in zip(self.value, *parts, strict=True))
+        return part(self.value, *parts)
+
+
+def padded(columns: list[Tensor | None]) -> list[Tensor] | None:
+    """Return paths with the same columns; those that are not there yet are zero."""
+    known = [part for part in columns if part is not None]
+    total = max((part.shape[-1] for part in known), default=0)
+    same = [functional.pad(part, (0, total - part.shape[-1])) for part in known]
+    return same if len(known) == len(columns) else None
 
 
 def _gain(linear: Callable[[Tensor], Any], absolute: Callable[[Tensor], Any], like: Tensor) -> float:
@@ -136,8 +206,9 @@ def enclose_jacobian(walk: Walk, values: dict[fx.Node, Any], radius: float) -> t
     if largest > LIMIT or largest * walk.domain.samples > TOTAL:
         return math.inf, f"a Jacobian of {largest:.2g} entries at {walk.domain.samples} data"
     eye = torch.eye(inputs, dtype=torch.float64).reshape(*values[source].shape, inputs)
-    start = Step("", "", None, args=(), kwargs={}, value=values[source], norms={}, radius=radius)
-    known: dict[fx.Node, Any] = {source: start.enclose(eye, torch.zeros_like(eye), off=0.0)}
+    start = Step("", "", None, args=(), kwargs={}, value=values[source], norms={}, radius=radius, layout=[1])
+    known: dict[fx.Node, Any] = {source: start.track(start.enclose(eye, torch.zeros_like(eye), off=0.0), None)}
+    given = walk.program.dependent(walk.program.inputs) - moving
     left = Counter(parent for node in walk.program.nodes for parent in node.all_input_nodes)
     for node in walk.program.nodes:
         reading = [parent for parent in node.all_input_nodes if parent in known]
@@ -146,14 +217,21 @@ def enclose_jacobian(walk: Walk, values: dict[fx.Node, Any], radius: float) -> t
             kind, where = operation_name(node).strip("_"), line_of(node.meta.get("stack_trace"))
             args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda p: known.get(p, values[p]))
             made = {"value": values[node], "norms": {}, "function": node.target, "where": where}
-            step = Step(node.name, kind, None, tuple(args), kwargs, **made, radius=radius, gains=walk.gains)
-            try:
-                form = walk.written.get(node)
-                if form is not None and not form[1].outside and not form[1].floor:
-                    known[node] = _RULES["written"](replace(step, args=(known[form[0]], form[1])))
-                else:
-                    known[node] = _RULES[kind](step)
-            except (KeyError, ModelError, RuntimeError, TypeError, AttributeError):
+            # weights that other inputs give are another matrix at every datum
+            made["gains"] = {} if given.intersection(node.all_input_nodes) else walk.gains
+            step = replace(start, name=node.name, kind=kind, args=tuple(args), kwargs=kwargs, **made)
+            form, tried = walk.written.get(node), [step]
+            if form is not None and not form[1].outside:
+                tried.insert(0, replace(step, kind="written", args=(known[form[0]], form[1])))
+            for step in tried:
+                try:
+                    known[node] = _RULES[step.kind](step)
+                    if isinstance(known[node], Enclosed) and known[node].paths is None:
+                        known[node] = step.track(known[node], None)
+                    break
+                except (KeyError, ModelError, RuntimeError, TypeError, AttributeError):
+                    continue
+            else:
                 return math.inf, f"no enclosure of {kind}{where}"
         for parent in node.all_input_nodes:
             left[parent] -= 1
@@ -192,7 +270,8 @@ def double(constant: Any) -> Tensor:
 def constant(value: Tensor, columns: int) -> Enclosed:
     """Return a tensor that does not move."""
     zeros = torch.zeros(*value.shape, columns, dtype=torch.float64)
-    return Enclosed(value, value, value, zeros, zeros, 0.0)
+    band = Band(value, zeros, torch.zeros_like(value))
+    return Enclosed(value, value, value, zeros, zeros, band=band, off=0.0, paths=zeros[..., :1])
 
 
 def fixed(step: Step, *arguments: Any) -> None:
@@ -235,7 +314,12 @@ def _join(step: Step) -> Any:
     known = [part if isinstance(part, Enclosed) else constant(part, width) for part in parts]
     join = torch.func.vmap(lambda *t: step.function(list(t), *step.args[1:], **step.kwargs), -1, -1)
     mid, rad = join(*(part.mid for part in known)), join(*(part.rad for part in known))
-    return step.enclose(mid, rad, off=math.hypot(*(part.off for part in known)))
+    bands = [(part.band.base, part.band.err) for part in known]
+    bases, errs = (step.function(list(t), *step.args[1:], **step.kwargs) for t in zip(*bands, strict=True))
+    band = Band(bases, join(*(part.band.slope for part in known)), errs)
+    paths = padded([part.paths for part in known])
+    outcome = step.enclose(mid, rad, off=math.hypot(*(part.off for part in known)), band=band)
+    return step.track(outcome, None if paths is None else join(*paths))
 
 
 @encloses("where", "masked_fill")
@@ -261,7 +345,7 @@ def _weighted(step: Step, x: Enclosed, weight: Tensor, function: Callable[[Tenso
 
 
 encloses("linear")(lambda step: _weighted(step, step.args[0], step.args[1], functional.linear))
-encloses("neg")(lambda step: step.enclose(-step.args[0].mid, step.args[0].rad, off=step.args[0].off))
+encloses("neg")(lambda step: step.through(step.args[0], torch.neg, torch.clone))
 
 
 @encloses("addmm")
@@ -281,9 +365,9 @@ def _batch_norm(step: Step) -> Any:
     x, gain, _, _, variance = step.args[:5]
     several = isinstance(step.value, (tuple, list))
     factors = (variance + step.args[6 if several else 7]).rsqrt() * (1.0 if gain is None else gain)
-    factors = factors.reshape(-1, *[1] * (x.centre.ndim - 2), 1)
-    value = step.value[0] if several else step.value
-    outcome = step.enclose(x.mid * factors, x.rad * factors.abs(), value, off=x.off * float(factors.abs().amax()))
+    factors = factors.reshape(-1, *[1] * (x.centre.ndim - 2))
+    alone = replace(step, value=step.value[0] if several else step.value)
+    outcome = alone.through(x, lambda t: t * factors, lambda t: t * factors.abs())
     return (outcome, None, None) if several else outcome
 
 
@@ -298,14 +382,17 @@ def _sum(step: Step) -> Any:
     mid = sum((_line_up(x.mid, step.value) * sign for x, sign in parts), zero).expand(shape)
     rad = sum((_line_up(x.rad, step.value) * abs(sign) for x, sign in parts), zero).expand(shape)
     off = sum(x.off * abs(sign) * math.sqrt(step.value.numel() / x.centre.numel()) for x, sign in parts)
-    (low, high), (lower, higher) = (_limits(x, sign) for x, sign in zip((a, b), signs, strict=True))
-    return step.enclose(mid, rad, None, (low + lower, high + higher), off)
-
-
-def _limits(x: Any, factor: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Return the limits of a tensor times a constant."""
-    low, high = (x.low, x.high) if isinstance(x, Enclosed) else (double(x), double(x))
-    return torch.minimum(factor * low, factor * high), torch.maximum(factor * low, factor * high)
+    lows = sum((sign * ((x.low if sign > 0 else x.high) - x.centre) for x, sign in parts), step.value)
+    highs = sum((sign * ((x.high if sign > 0 else x.low) - x.centre) for x, sign in parts), step.value)
+    base = sum((sign * (x.band.base - x.centre) for x, sign in parts), step.value)
+    slope = sum((_line_up(x.band.slope, step.value) * sign for x, sign in parts), zero).expand(shape)
+    band = Band(base, slope, sum((abs(sign) * x.band.err for x, sign in parts), zero).expand(step.value.shape))
+    paths = padded([x.paths for x, _ in parts])
+    outcome = step.enclose(mid, rad, None, (lows, highs), off, band)
+    if paths is None:
+        return outcome
+    total = sum((_line_up(t, step.value) * sign for t, (_, sign) in zip(paths, parts, strict=True)), zero)
+    return step.track(outcome, total.expand(*step.value.shape, -1))
 
 
 def _line_up(columns: Tensor, value: Tensor) -> Tensor:
@@ -334,11 +421,19 @@ def bilinear(
     own = of_a(a.mid.abs(), widths[1]) + of_b(b.mid.abs(), widths[0])
     rad = own + of_a(a.rad, sizes[1]) + of_b(b.rad, sizes[0])
     value = multiply(a.centre, b.centre)
-    off = norm_bound(own)
+    off = fresh = norm_bound(own)
     for x, other in ((a, 1), (b, 0)):
         repeats = math.prod(value.shape) / max(1, x.centre.numel()) if multiply is torch.mul else 1.0
-        off += x.off * gain(middles[other], widths[other]) * math.sqrt(max(1.0, repeats)) if x.off else 0.0
-    return step.enclose(mid, rad, value, off=off)
+        seen = x.off * math.sqrt(max(1.0, repeats))
+        off += seen * gain(middles[other], widths[other]) if x.off else 0.0
+        fresh += seen * gain(torch.zeros_like(widths[other]), widths[other]) if x.off else 0.0
+    slope = of_a(a.band.slope, b.band.base) + of_b(b.band.slope, a.band.base)
+    band, paths = product_band(a.band, b.band, slope, multiply, step.radius), padded([a.paths, b.paths])
+    outcome = step.enclose(mid, rad, value, off=off, band=band)
+    if paths is None:
+        return step.track(outcome, None)
+    made = of_a(paths[0], middles[1]) + of_b(paths[1], middles[0])
+    return step.track(outcome, made, torch.full_like(value, fresh * ROUND))
 
 
 def largest_matrix(middle: Tensor, width: Tensor) -> float:
@@ -354,25 +449,38 @@ def entrywise(
     """Return a function of every entry; between `turns` its slope rises or falls."""
     if positive and not bool((x.low > 0).all()):
         raise step.refuse("only positive numbers have a slope", "others on the ball")
-    points = [x.low, x.high]
+    points = [x.low]
     for turn in turns:
         met = (x.low <= turn + _NEAR_KINK) & (x.high >= turn - _NEAR_KINK)
-        points += [torch.where(met, turn + side, x.low) for side in (-_NEAR_KINK, _NEAR_KINK) if not positive]
+        outside = torch.where(x.high < turn, x.high, x.low)  # so that points rise
+        points += [torch.where(met, turn + side, outside) for side in (-_NEAR_KINK, _NEAR_KINK) if not positive]
     with torch.enable_grad():
-        leaf = torch.stack(points).requires_grad_()
-        (slopes,) = torch.autograd.grad(function(leaf).sum(), leaf)
-    return by_slope(step, x, slopes.amin(0), slopes.amax(0), function(x.centre))
+        leaf = torch.stack([*points, x.high]).requires_grad_()
+        values = function(leaf)
+        (slopes,) = torch.autograd.grad(values.sum(), leaf)
+    return _by_slope(step, x, slopes, values.detach(), function(x.centre))
 
 
-def by_slope(step: Step, x: Enclosed, low: Tensor, high: Tensor, value: Tensor) -> Enclosed:
-    """Return a function of every entry by the limits of its slope."""
+def _by_slope(step: Step, x: Enclosed, slopes: Tensor, values: Tensor, value: Tensor) -> Enclosed:
+    """Return a function of every entry by slopes and values from its lower limit to its upper one."""
+    low, high = slopes.amin(0), slopes.amax(0)
     middle, width = ((high + low) / 2)[..., None], ((high - low) / 2)[..., None]
     mid = middle * x.mid
     rad = middle.abs() * x.rad + width * (x.mid.abs() + x.rad)
     ends = torch.stack([slope * (end - x.centre) for slope in (low, high) for end in (x.low, x.high)])
     # a diagonal of unknown numbers of at most these widths stretches no more than the widths themselves
     off = norm_bound(width * x.mid) + (float((middle.abs() + width).amax()) * x.off if x.off else 0.0)
-    return step.enclose(mid, rad, value, (value + ends.amin(0), value + ends.amax(0)), off)
+    rises, falls = (low >= 0), (high <= 0)  # then no value is outside of those at the ends
+    least = torch.where(rises, values[0], torch.where(falls, values[-1], -math.inf))
+    most = torch.where(rises, values[-1], torch.where(falls, values[0], math.inf))
+    limits = torch.fmax(value + ends.amin(0), least), torch.fmin(value + ends.amax(0), most)
+    outcome = step.enclose(mid, rad, value, limits, off, chord(x.band, (x.low, x.high), slopes, values))
+    if x.paths is None:
+        return outcome
+    # of a diagonal that is not known one half is taken by the path and one by what it is applied to
+    half = width.sqrt()
+    far = min(float(half.amax()) * x.off if x.off else 0.0, step.spread(half * x.paths)[1])
+    return step.track(outcome, middle * x.paths, half[..., 0] * (norm_bound(half * x.mid) + far) * ROUND)
 
 
 @encloses("mul", "multiply", "div", "divide")
@@ -385,11 +493,7 @@ def _times(step: Step) -> Any:
     if isinstance(a, Enclosed) and isinstance(b, Enclosed):
         return bilinear(step, a, b, torch.mul, lambda middle, width: float((middle.abs() + width).amax()))
     x, factor = (a, double(b)) if isinstance(a, Enclosed) else (b, double(a))
-    shape = (*step.value.shape, x.mid.shape[-1])
-    mids, rads = (_line_up(columns, step.value) for columns in (x.mid, x.rad))
-    off = x.off * float(factor.abs().amax()) * math.sqrt(step.value.numel() / x.centre.numel()) if x.off else 0.0
-    mids, rads = (mids * factor[..., None]).expand(shape), (rads * factor.abs()[..., None]).expand(shape)
-    return step.enclose(mids, rads, None, _limits(x, factor), off)
+    return step.through(x, lambda t: t * factor, lambda t: t * factor.abs())
 
 
 @encloses("matmul", "bmm", "mm")

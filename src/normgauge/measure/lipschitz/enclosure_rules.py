@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from normgauge.measure.lipschitz import enclosure
+from normgauge.measure.lipschitz.bands import Band, chord, product_band, square_band
 from normgauge.measure.lipschitz.enclosure import ROUND, WIDE, Enclosed, Step, bilinear, encloses, fixed, norm_bound
 from normgauge.measure.lipschitz.layer_rules import logit_mask
 from normgauge.theory.lipschitz_constants import SOFTMAX
@@ -68,7 +69,7 @@ def _softmax(step: Step) -> Any:
     p, inner, width = _weigh(step, moved)
     if step.kind == "softmax":
         p = p.map(lambda t: t.movedim(-1, axis), lambda t: t.movedim(-2, axis))
-        return step.enclose(p.mid, p.rad, None, (p.low, p.high), p.off)
+        return replace(p, centre=step.value)
     if step.kind == "log_softmax":
         return step.enclose(inner.movedim(-2, axis), width.movedim(-2, axis))
     mid, rad = (moved.mid - inner)[..., 0, :], (moved.rad + width)[..., 0, :]  # the same for all entries
@@ -87,7 +88,16 @@ def _weigh(step: Step, x: Enclosed) -> tuple[Enclosed, Tensor, Tensor]:
     width = x.rad + own + ((p + spread) * x.rad).sum(-2, keepdim=True)
     deviation = (p + spread) * own + spread * inner.abs()
     rad, off = (p + spread) * width + spread * inner.abs(), norm_bound(deviation) + SOFTMAX * x.off
-    return step.enclose(p * inner, rad, middle, (low, high), off), inner, width
+    outcome = step.enclose(p * inner, rad, middle, (low, high), off)
+    if x.paths is None:
+        return step.track(outcome, None), inner, width
+    largest, unit = p + spread, p / p.sum(-2, keepdim=True)
+    reach = (largest.norm(dim=-2) * spread.norm(dim=-2) + spread.amax(-2)) * (
+        1 + math.sqrt(p.shape[-2]) * unit.norm(dim=-2)
+    )
+    fresh = norm_bound(deviation) + (float(reach.amax()) * x.off if x.off else 0.0)
+    paths = p * (x.paths - (unit * x.paths).sum(-2, keepdim=True))
+    return step.track(outcome, paths, torch.full_like(middle, fresh * ROUND)), inner, width
 
 
 def _share(own: Tensor, others: Tensor) -> Tensor:
@@ -138,24 +148,30 @@ def _normalizer(step: Step) -> Any:
         blocks, shape = (*x.centre.shape[:-axes], -1), tuple(step.args[1])
     fixed(step, gain, bias)
     width = x.mid.shape[-1]
-    flat = x.map(lambda t: t.reshape(blocks), lambda t: t.reshape(*blocks, width))
+    flat = x.map(lambda t: t.reshape(blocks), lambda t: t.reshape(*blocks, t.shape[-1]))
     y = _standardize(step, flat, float(eps), centred=step.kind != "rms_norm")
     factors = torch.ones(1, dtype=torch.float64) if gain is None else gain.double().reshape(shape)
     shift = 0.0 if bias is None else bias.double().reshape(shape)
     own = step.value.shape
-    ends = [end.reshape(own) * factors + shift for end in (y.low, y.high)]
+    low, high, base, err = (t.reshape(own) for t in (y.low, y.high, y.band.base, y.band.err))
+    ends = [end * factors + shift for end in (low, high)]
     limits, off = (torch.minimum(*ends), torch.maximum(*ends)), y.off * float(factors.abs().amax())
-    mid, rad = y.mid.reshape(*own, width) * factors[..., None], y.rad.reshape(*own, width) * factors.abs()[..., None]
-    return step.enclose(mid, rad, None, limits, off)
+    mid, slope = (t.reshape(*own, width) * factors[..., None] for t in (y.mid, y.band.slope))
+    band = Band(base * factors + shift, slope, err * factors.abs())
+    outcome = step.enclose(mid, y.rad.reshape(*own, width) * factors.abs()[..., None], None, limits, off, band)
+    paths = None if y.paths is None else y.paths.reshape(*own, y.paths.shape[-1]) * factors[..., None]
+    return step.track(outcome, paths)
 
 
-def _standardize(step: Step, x: Enclosed, eps: float, *, centred: bool) -> Enclosed:
+def _standardize(step: Step, x: Enclosed, eps: float, *, centred: bool, floor: float = 0.0) -> Enclosed:
     """Return y = c / sqrt(mean(c^2) + eps) along the last axis: dy = s (dc - y mean(y dc)), s = 1 / sqrt(...)."""
     c = x
     if centred:
         centre = x.centre - x.centre.mean(-1, keepdim=True)
         mean = x.mid.mean(-2, keepdim=True)
-        c = step.enclose(x.mid - mean, x.rad + x.rad.mean(-2, keepdim=True), centre, off=x.off)
+        band = x.band.centred()
+        c = step.enclose(x.mid - mean, x.rad + x.rad.mean(-2, keepdim=True), centre, off=x.off, band=band)
+        c = c if x.paths is None else step.track(c, x.paths - x.paths.mean(-2, keepdim=True))
     size = c.centre.shape[-1]
     power = c.centre.square().mean(-1)
     ends = torch.stack([c.low, c.high]).abs()
@@ -173,21 +189,31 @@ def _standardize(step: Step, x: Enclosed, eps: float, *, centred: bool) -> Enclo
     slope_rad = 2 * ((c.centre.abs() + reach)[..., None] * c.rad + reach[..., None] * c.mid.abs()).mean(-2)
     by_slope = step.radius * (slope_mid.norm(dim=-1) + slope_rad.norm(dim=-1)) * ROUND
     low, high = torch.maximum(low, power - by_slope), torch.minimum(high, power + by_slope)
+    mean_square = square_band(c.band, step.radius, WIDE)
+    lower, upper = mean_square.limits(step.radius)
+    low, high = torch.fmax(low, lower), torch.fmin(high, upper)
     low, high = torch.minimum(low, power).clamp_min(0.0), torch.maximum(high, power)
-    if not bool((low + eps > 0).all()):
-        raise step.refuse("a block must not become constant without eps", "one that may")
+    if not bool((low + eps > floor).all()):
+        raise step.refuse("a block must not become constant without eps, nor as small as its floor", "one that may")
     inverse = [(end + eps).rsqrt()[..., None] for end in (high, low)]
     value = c.centre * (power + eps).rsqrt()[..., None]
     products = torch.stack([end * factor for end in (c.low, c.high) for factor in inverse])
     limit = math.sqrt(size)
-    y = Enclosed(value, products.amin(0).clamp(-limit, limit), products.amax(0).clamp(-limit, limit), c.mid, c.rad)
+    y_low, y_high = products.amin(0).clamp(-limit, limit), products.amax(0).clamp(-limit, limit)
+    points = torch.stack([low, high]) + eps
+    root_band = chord(mean_square, (low, high), -0.5 * points.pow(-1.5), points.rsqrt()).unsqueeze()
+    slope = root_band.slope * c.band.base[..., None] + root_band.base[..., None] * c.band.slope
+    band = product_band(root_band, c.band, slope, torch.mul, step.radius)
+    lower, upper = band.limits(step.radius)
+    y_low, y_high = torch.fmax(y_low, torch.fmin(lower, value)), torch.fmin(y_high, torch.fmax(upper, value))
     s, s_width = ((inverse[0] + inverse[1]) / 2)[..., None], ((inverse[1] - inverse[0]) / 2)[..., None]
     t_mid = (value[..., None] * c.mid).mean(-2, keepdim=True)
     inner = c.mid - value[..., None] * t_mid
     small = min(c.mid.shape[-2:]) <= WIDE
     norms = [torch.linalg.matrix_norm(t, 2) if small else t.norm(dim=(-2, -1)) for t in (c.mid, inner)]
+    y = c
     for number in range(3):  # the limits of y are tightened by its own Jacobian
-        width = torch.maximum(y.high - value, value - y.low)
+        width = torch.maximum(y_high - value, value - y_low)
         t_rad = (value.abs()[..., None] * c.rad + width[..., None] * (c.mid.abs() + c.rad)).mean(-2, keepdim=True)
         spread = c.rad + value.abs()[..., None] * t_rad + width[..., None] * (t_mid.abs() + t_rad)
         # y moves by d as a block: y y^T changes by d y^T + y d^T + d d^T
@@ -198,26 +224,34 @@ def _standardize(step: Step, x: Enclosed, eps: float, *, centred: bool) -> Enclo
         turned = d * t_mid.norm(dim=(-2, -1)) + d * (value.norm(dim=-1) + d) * norms[0] / size
         moved = (inverse[1][..., 0] * turned + s_width[..., 0, 0] * norms[1]).norm()
         off = float(moved) * (1 + 1e-11) + (float(inverse[1].amax()) * c.off if c.off else 0.0)
-        y = step.enclose(s * inner, s * spread + s_width * (inner.abs() + spread), value, (y.low, y.high), off)
-    return y
+        rad = s * spread + s_width * (inner.abs() + spread)
+        y = step.enclose(s * inner, rad, value, (y_low, y_high), off, band)
+        y_low, y_high = y.low, y.high
+    if c.paths is None:
+        return y
+    turn = (s_width[..., 0, 0] + inverse[1][..., 0] * d * (2 * value.norm(dim=-1) + d) / size).amax()
+    fresh = float(moved) * (1 + 1e-11) + (float(turn) * c.off if c.off else 0.0)
+    tracked = s * (c.paths - value[..., None] * (value[..., None] * c.paths).mean(-2, keepdim=True))
+    return step.track(y, tracked, torch.full_like(value, fresh * ROUND))
 
 
 @encloses("written")
 def _written_norm(step: Step) -> Any:
-    """Return x / sqrt(factor mean(x^2) + eps), put together from its parts."""
+    """Return x / sqrt(factor mean(x^2) + eps), put together from its parts; the root above its floor, if it has one."""
     x, form = step.args
     order = [*(i for i in range(x.centre.ndim) if i not in form.axes), *form.axes]
-    count, width, last = math.prod(x.centre.shape[axis] for axis in form.axes), x.mid.shape[-1], x.centre.ndim
+    count, last = math.prod(x.centre.shape[axis] for axis in form.axes), x.centre.ndim
     back, shape = [order.index(i) for i in range(last)], [x.centre.shape[i] for i in order]
     flat = x.map(
-        lambda t: t.permute(order).reshape(-1, count), lambda t: t.permute(*order, last).reshape(-1, count, width)
+        lambda t: t.permute(order).reshape(-1, count), lambda t: t.permute(*order, last).reshape(-1, count, t.shape[-1])
     )
-    y, scale = _standardize(step, flat, form.eps / form.factor, centred=False), 1 / math.sqrt(form.factor)
+    floor, scale = form.floor**2 / form.factor, 1 / math.sqrt(form.factor)
+    y = _standardize(step, flat, form.eps / form.factor, centred=False, floor=floor)
     y = y.map(
         lambda t: scale * t.reshape(shape).permute(back),
-        lambda t: scale * t.reshape(*shape, width).permute(*back, last),
+        lambda t: scale * t.reshape(*shape, t.shape[-1]).permute(*back, last),
     )
-    return step.enclose(y.mid, y.rad, None, (y.low, y.high), scale * y.off)
+    return replace(y, centre=step.value, off=scale * y.off)
 
 
 @encloses("linalg_vector_norm")
@@ -264,7 +298,7 @@ def _extreme(step: Step) -> Any:
     axes = list(range(x.centre.ndim)) if axes is None else [axes] if isinstance(axes, int) else list(axes)
     fixed(step, *axes)
     if "min" in step.kind:
-        x = Enclosed(-x.centre, -x.high, -x.low, -x.mid, x.rad)
+        x = Enclosed(-x.centre, -x.high, -x.low, -x.mid, x.rad, x.band)  # whose band is not read
     for axis in sorted((axis % x.centre.ndim for axis in axes), reverse=True):
         x = _largest(step, x, axis, x.centre.amax(axis))
     value = step.value[0] if several else step.value

@@ -247,17 +247,20 @@ class Walk:
         reaches: Known = {source: Reach.of_inputs(values[source], radius)}
         places: dict[fx.Node, tuple[int, ...]] = {source: (-1,)}
         moving = self.program.dependent([source])
-        self.steps = []
+        given = self.program.dependent(self.program.inputs) - moving
+        self.steps, self.written = [], {}
         for operation in self.operations:
             used = operation.result.users or operation.result in self.program.outputs
             if used and source not in operation.nodes and operation.result in moving:
-                self._bound(operation, reaches, values, places)
+                self._bound(operation, reaches, values, places, given)
         end = self.program.outputs[0]
         if end not in reaches:
             raise ModelError("lipschitz", "the output must depend on the input", "one that does not", "Return another")
         return cast(Reach, rules.certify(reaches[end]))
 
-    def _bound(self, operation: Operation, reaches: Known, values: Known, places: dict[fx.Node, Any]) -> None:
+    def _bound(
+        self, operation: Operation, reaches: Known, values: Known, places: dict[fx.Node, Any], given: set[fx.Node]
+    ) -> None:
         name, kind, module, value = operation.name, operation.kind, operation.module, values[operation.result]
         parents = list(dict.fromkeys(p for node in operation.nodes for p in node.all_input_nodes))
         parents = [p for p in parents if p not in operation.nodes and p not in self.program.constants]
@@ -275,15 +278,18 @@ class Walk:
             step = "Register one for its module with ng.register_lipschitz_rule, or rewrite that line"
             raise ModelError(f"lipschitz of {name!r}", "every step needs a rule; nothing is skipped", got, step)
 
+        own = not given.isdisjoint(parents)  # weights that other inputs give are other ones at every datum
+
         def resolve(node: fx.Node) -> Any:
-            return (reaches[node] if rule.folds else rules.certify(reaches[node])) if node in reaches else values[node]
+            known = reaches.get(node, values[node])
+            return known if rule.folds and not own else rules.certify(known)
 
         last = operation.nodes[-1]
         args: Any = tuple(resolve(parent) for parent in parents)
         kwargs: Any = {}
         if module is None:
             args, kwargs = fx.node.map_arg((last.args, dict(last.kwargs)), resolve)
-        made = {"value": value, "norms": self.norms, "function": last.target, "where": operation.where}
+        made = {"value": value, "norms": {} if own else self.norms, "function": last.target, "where": operation.where}
         call = Call(name, kind, module, tuple(args), kwargs, **made)
         dependent = call.dependent_arguments()
         if not rule.several and (len(dependent) != 1 or dependent[0] is not call.input):

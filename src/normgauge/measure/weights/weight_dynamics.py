@@ -27,6 +27,7 @@ SETTLED = 0.05  # relative distance from the equilibrium norm: the effective rat
 Values = Mapping[str, Tensor]
 # Steps weigh as the cube of their number: half of a mean comes from the last sixth of the steps, little from the start.
 FORGETTING = 3
+FEW = 50  # fewer squared gradients, as scattered as large, may leave an error over 5% in the norm, their fourth root
 _HYPERBALL = re.compile("Hyperball|(Adam|Muon)H$")  # as their authors and Emerging-Optimizers call these classes
 
 
@@ -82,10 +83,12 @@ class WeightDynamics(Result):
     Attributes:
         blocks: one item per family of scale-invariant blocks, then the parameters that are not.
         optimizer: its class.
+        basis: what the size of gradients was taken from.
     """
 
     blocks: tuple[WeightBlock, ...]
     optimizer: str
+    basis: str
 
     def __getitem__(self, parameter: str) -> WeightBlock:
         """Return the block that has a parameter."""
@@ -133,8 +136,11 @@ class WeightDynamics(Result):
 
     def _notes(self) -> str:
         laws = "; ".join(dict.fromkeys(block.law for block in self.blocks if block.scale_invariant))
-        settled = f"; {laws}; equilibria assume isotropic gradients of today's size" if laws else ""
-        return f"medians over rows{settled}"
+        keep = f"equilibria assume isotropic gradients that keep their size, seen in {self.basis}"
+        rough = "norms are rough while it still changes, as early in training, angles less so"
+        return "; ".join(
+            ["medians over rows", *([laws] if laws else []), *([f"{keep}: {rough}"] if "settles" in laws else [])]
+        )
 
     def chart(self) -> Chart:
         """Return bars of the norm now and at equilibrium, per block."""
@@ -174,7 +180,8 @@ def weight_dynamics(
         objective: what is trained; the model is left as it was.
         optimizer: torch's or ours, with its state; `None` for norms and gradients only. It is copied, not stepped.
         symmetries: from `ng.symmetries`, if at hand.
-        record: an `UpdateRecord` of steps of this optimizer, such as the first tenth of a training.
+        record: an `UpdateRecord` of steps of this optimizer, such as the first tenth of a training; what it predicts
+            is rough while gradients still change (see the page), and is said to rest on few steps below 50.
         seed: of the symmetries otherwise.
 
     Examples:
@@ -211,7 +218,11 @@ def weight_dynamics(
             blocks.append(_block(family, law, state))
     covered = {name for block in blocks for name in block.parameters}
     blocks += [_ordinary_block(name, state) for name in state.point if name not in covered]
-    return WeightDynamics(tuple(blocks), "gradient flow" if optimizer is None else type(optimizer).__name__)
+    kept = record is not None and bool(state.recorded) and any(block.law.startswith("SGD") for block in blocks)
+    count = record.steps if record is not None and kept else sum(1 for _ in objective.batches())
+    basis = f"{count} {'recorded step' if kept else 'batch'}{('s' if kept else 'es') if count > 1 else ''}"
+    basis += f" (few: under {FEW})" if count < FEW else ""
+    return WeightDynamics(tuple(blocks), "gradient flow" if optimizer is None else type(optimizer).__name__, basis)
 
 
 @dataclass(frozen=True)
