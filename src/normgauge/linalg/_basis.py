@@ -69,8 +69,8 @@ class Basis:
         """Take the combination of the rows from `first` on with the given coefficients off a vector, in place."""
         vector.addmv_(self.rows[first : self.count].T, shares.to(vector.dtype), alpha=-1.0)
 
-    def remove(self, vector: Tensor) -> tuple[Tensor, float]:
-        """Make `vector` orthogonal to all rows, in place; return what was removed and the norm that is left.
+    def remove(self, vector: Tensor, but: slice | None = None) -> tuple[Tensor, float]:
+        """Make `vector` orthogonal to all rows, or all but some, in place; return what was removed and the norm left.
 
         Classical Gram-Schmidt, repeated where a pass took more than three quarters of the square ("twice is enough").
         """
@@ -78,6 +78,8 @@ class Basis:
         length = norm(vector) if self.count == 0 else 0.0
         for _ in range(3 if self.count else 0):
             shares = self.coefficients(vector)
+            if but is not None:
+                shares[but] = 0.0
             self.subtract(vector, shares)
             removed += shares
             length = norm(vector)
@@ -87,7 +89,7 @@ class Basis:
 
     def combine(self, weights: Tensor) -> Tensor:
         """Return the linear combinations `weights.T @ rows`, one per column of `weights`."""
-        return weights.to(self.rows).T @ self.filled
+        return weights.to(self.rows).T @ self.rows[: len(weights)]
 
     def compress(self, start: int, weights: Tensor) -> None:
         """Replace the rows from `start` on by their combinations, chunk by chunk, without a second array."""

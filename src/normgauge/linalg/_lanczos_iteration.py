@@ -1,5 +1,6 @@
 """Lanczos sequences on one basis: extend, restart, search the complement for what one sequence cannot see."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -12,28 +13,28 @@ from normgauge.linalg._operator import Operator
 # Eigenvalues smaller than this share of the largest are judged against the share: relative to itself, an
 # eigenvalue that is zero can never be found.
 FLOOR = 1e-3
+CHANCE = 1e-3  # of a wanted eigenvalue that stays unseen, over the random vectors a search starts from
 
 Progress = Callable[[int, Sequence[float]], None]
-Patience = Callable[[Tensor], bool]
 
 
-class Checkpoint(NamedTuple):
-    """What is known after a whole step, set at once, so that an interrupt at any moment finds it whole."""
+class Ritz(NamedTuple):
+    """What the basis says, set at once, so that an interrupt at any moment finds it whole."""
 
-    values: list[float]  # Ritz values of the finished sequences, their residual norms,
-    residuals: list[float]
-    weights: Tensor  # and their vectors as columns over the rows of the basis
-    running: list[float]  # the same of the running sequence
-    remains: list[float]
-    running_weights: Tensor
+    values: Tensor  # ascending,
+    residuals: Tensor
+    weights: Tensor  # and their vectors as columns over the rows that have had their product
+
+
+NOTHING = Ritz(torch.zeros(0), torch.zeros(0), torch.zeros(0, 0))
 
 
 class Sequences:
-    """Finished Lanczos sequences and a running one, all orthogonal to each other, as rows of one basis.
+    """Lanczos sequences on one orthonormal basis: rows Q that have had their product, then rows P that wait for it.
 
-    The `top` largest and `bottom` smallest eigenvalues are wanted to a relative residual of `tol`, with a basis of
-    `capacity` rows at most and `budget` products. With `partial` the first sequence is reorthogonalized only when its
-    drift says so, instead of always.
+    A Q^T = Q^T projected + P^T border up to rounding, at first with one waiting row. The `top` largest and `bottom`
+    smallest eigenvalues are wanted to a relative residual of `tol`, with at most `capacity` rows and `budget` products.
+    With `partial` the first sequence is reorthogonalized only when its drift says so, instead of always.
     """
 
     def __init__(
@@ -60,19 +61,14 @@ class Sequences:
 
     def reset(self) -> None:
         """Forget all sequences and keep the array of the basis."""
-        self.checkpoint: Checkpoint | None = None  # of the last whole step; `None` while rows are rewritten
-        self.basis.count = self.fixed = 0
-        self.values: list[float] = []  # of the finished sequences: Ritz values, residual norms,
-        self.residuals: list[float] = []
-        self.weights = torch.zeros(0, 0, dtype=torch.float64)  # and their vectors as columns over the rows
-        self._clear()
-
-    def _clear(self) -> None:
-        self.projected = torch.zeros(0, 0, dtype=torch.float64)  # the operator on the running sequence
-        self.left, self.gap = torch.empty(0), 0.0  # what the last product left outside the basis, and its norm
+        self.ritz = NOTHING  # also while rows are rewritten
+        self.basis.count = 0
+        self.projected = self.border = torch.zeros(0, 0, dtype=torch.float64)
+        self._alone, self.noise = True, 1.0  # one sequence yet, and the share of its start that was random
+        self.sharp = self.tol  # what is asked of residuals: less than `tol` where eigenvalues are close together
+        self.counts: dict[int, tuple[float, int]] = {}  # by end: how many eigenvalues lie beyond which number
         if self._drift is not None:
             self._drift.reset()
-        self._link: float | None = None  # the last gap, unless a restart came in between
 
     @property
     def exhausted(self) -> bool:
@@ -84,10 +80,9 @@ class Sequences:
         """How many different pairs are wanted."""
         return min(self.top + self.bottom, self.operator.shape[0])
 
-    def wanted_indices(self, values: Sequence[float]) -> list[int]:
-        """Return the indices of the largest `top` and the smallest `bottom` values, each once."""
-        order = sorted(range(len(values)), key=lambda i: -values[i])
-        return list(dict.fromkeys(order[: self.top] + (order[-self.bottom :] if self.bottom else [])))
+    def wanted_indices(self, count: int) -> list[int]:
+        """Return the indices of the largest `top` and the smallest `bottom` of ascending values, each once."""
+        return list(dict.fromkeys([*range(count)[::-1][: self.top], *range(count)[: self.bottom]]))
 
     def yardstick(self, value: float) -> float:
         """Return what the residual of an eigenvalue is measured against."""
@@ -98,171 +93,254 @@ class Sequences:
         size, dtype = self.operator.shape[0], self.operator.dtype
         return torch.randn(size, generator=self.generator, dtype=dtype).to(self.operator.device)
 
-    def run(self, vector: Tensor, patience: Patience | None = None) -> None:
-        """Run a sequence from `vector` until it closes, or the wanted pairs have converged and patience ends.
+    def run(self, vector: Tensor) -> None:
+        """Add a vector to the waiting rows, and go on until the wanted pairs have converged or no row waits."""
+        self._wait([vector])
+        self.resume()
 
-        Patience is asked after every step with the Ritz values of the sequence.
-        """
-        _, length = self.basis.remove(vector)
-        if not length > 0.0 or self.basis.count >= self.operator.shape[0]:
-            return
-        self.basis.append(vector, length)
-        self.resume(patience)
+    def _wait(self, vectors: list[Tensor]) -> None:
+        """Let vectors wait for their product, before the rows that do."""
+        size = len(self.projected)
+        before = self.basis.rows[size : self.basis.count].clone()  # their shares in the images go over to the new rows
+        self.basis.count = size
+        for vector in [*vectors, *before.clone()]:
+            _, length = self.basis.remove(vector)
+            if length > self._rounding(1.0) and self.basis.count < self.operator.shape[0]:
+                self.basis.append(vector, length)
+        turn = self.basis.rows[size : self.basis.count] @ before.T
+        self.border = turn.to(self.border) @ self.border
 
-    def resume(self, patience: Patience | None = None) -> None:
-        """Go on with the running sequence; see `run`."""
-        while not self.exhausted:
-            if self.left.numel():  # the sequence was stopped after a step
-                self._grow()
+    def resume(self, fresh: int = 0) -> None:
+        """Go on where `run` stopped, with the first `fresh` waiting rows."""
+        while len(self.border) and not self.exhausted:
+            if fresh:
+                fresh -= 1
+            else:
+                self._choose()
+            if self.basis.count == self.basis.capacity < self.operator.shape[0]:
+                self._restart()
             self._step()
             values, weights = torch.linalg.eigh(self.projected)
             self.scale = max(self.scale, float(values.abs().max()))
-            running = self._running_pairs(values, weights)
-            self.checkpoint = Checkpoint(self.values, self.residuals, self.weights, *running, weights)
-            patient = patience is not None and patience(values)
-            if self._closed() or (self._converged(values, weights) and not patient):
+            self.ritz = Ritz(values, torch.linalg.vector_norm(self.border @ weights, dim=0), weights)
+            if self._converged() and not fresh and self._is_seen():
                 return
 
-    def _grow(self) -> None:
-        if self.basis.count == self.basis.capacity:
-            self._restart()
-        self.basis.append(self.left, self.gap)
-        self.left = torch.empty(0)
+    def _choose(self) -> None:
+        """Bring the waiting row to the front on which most of a wanted residual lies."""
+        if len(self.border) < 2:
+            return
+        chosen = self.wanted_indices(len(self.projected))
+        marks = torch.tensor([self.yardstick(float(self.ritz.values[i])) for i in chosen], dtype=torch.float64)
+        pick = int(((self.border @ self.ritz.weights)[:, chosen].abs() / marks).amax(1).argmax())
+        first = len(self.projected)
+        self.border[[0, pick]] = self.border[[pick, 0]]
+        self.basis.rows[[first, first + pick]] = self.basis.rows[[first + pick, first]]
+
+    def _product(self, vector: Tensor) -> Tensor:
+        image = self.operator.matvec(vector)
+        self.matvecs += 1
+        if image.untyped_storage().data_ptr() == self.basis.rows.untyped_storage().data_ptr():
+            image = image.clone()  # an operator may hand its argument back; what follows works in place
+        return image
 
     def _step(self) -> None:
-        """Apply the operator to the last row and make the result orthogonal to the basis."""
-        last = self.basis.count - 1
-        vector = self.operator.matvec(self.basis.rows[last])
-        self.matvecs += 1
-        if vector.untyped_storage().data_ptr() == self.basis.rows.untyped_storage().data_ptr():
-            vector = vector.clone()  # an operator may hand its argument back; what follows works in place
-        # The two large components go first, so that one pass over the whole basis is enough.
-        near = max(last - 1, self.fixed)
+        """Apply the operator to the first waiting row; what its image has beyond the basis waits in its place."""
+        size, waiting = len(self.projected), len(self.border)
+        vector = self._product(self.basis.rows[size])
+        # The large components go first, so that one pass over the whole basis is enough.
+        near = max(size - waiting, 0)
         shares = self.basis.coefficients(vector, near)
         self.basis.subtract(vector, shares, near)
-        column = self._orthogonalize(vector, shares, near)
-        self.left = vector
-        if self._link is not None:  # <q, A p> and <p, A q> of the last two rows: equal for a self-adjoint operator
-            self.asymmetry = max(self.asymmetry, abs(float(column[-2]) - self._link))
-        self._link = self.gap
-        old, size = self.projected, column.numel()
-        self.projected = torch.zeros(size, size, dtype=torch.float64)
-        self.projected[:-1, :-1] = old
-        self.projected[-1, :] = self.projected[:, -1] = column
+        column, gap = self._orthogonalize(vector, shares, near)
+        if near < size:  # <q, A p> and <p, A q>: equal for a self-adjoint operator
+            self.asymmetry = max(self.asymmetry, float((column[near:size] - self.border[0, near:]).abs().max()))
+        self.projected = bordered(self.projected, column[: size + 1])
+        self.border = torch.cat([self.border[1:], column[size + 1 :, None]], 1)
+        self.scale = max(self.scale, float(column.abs().max()))
+        if self.basis.count < self.operator.shape[0] and gap > self._rounding(self.scale):
+            self.basis.append(vector, gap)
+            last = torch.zeros(1, size + 1, dtype=torch.float64)
+            last[0, -1] = gap
+            self.border = torch.cat([self.border, last])
 
-    def _orthogonalize(self, vector: Tensor, shares: Tensor, near: int) -> Tensor:
-        """Make the new vector orthogonal to all rows where that is needed; return its column of the projection."""
-        if self._drift is not None and self.fixed == 0 and self.restarts == 0:
-            self.gap = norm(vector)
+    def _rounding(self, scale: float) -> float:
+        return 10 * torch.finfo(self.operator.dtype).eps * scale
+
+    def _orthogonalize(self, vector: Tensor, shares: Tensor, near: int) -> tuple[Tensor, float]:
+        """Make a vector orthogonal to all rows where needed; return its column of the projection and its norm."""
+        if self._drift is not None and self.restarts == 0:
+            gap = norm(vector)
             column = torch.zeros(self.basis.count, dtype=torch.float64)
             column[near:] = shares.cpu()
             diagonal = torch.cat([self.projected.diagonal(), column[-1:]])
-            if self._drift.needs_pass(diagonal, torch.cat([self.projected.diagonal(1), column[-2:-1]]), self.gap):
-                _, self.gap = self.basis.remove(vector)  # what goes is drift, not part of the projection
-            return column
-        removed, self.gap = self.basis.remove(vector)
+            if self._drift.needs_pass(diagonal, torch.cat([self.projected.diagonal(1), column[-2:-1]]), gap):
+                _, gap = self.basis.remove(vector)  # what goes is drift, not part of the projection
+            return column, gap
+        removed, gap = self.basis.remove(vector)
         removed[near:] += shares
-        return removed[self.fixed :].cpu()
+        return removed.cpu(), gap
 
-    def _closed(self) -> bool:
-        """Tell whether the sequence spans an invariant subspace, to the precision of the numbers."""
-        full = self.basis.count >= self.operator.shape[0]
-        return full or self.gap <= 10 * torch.finfo(self.operator.dtype).eps * self.scale
-
-    def _running_pairs(self, values: Tensor, weights: Tensor) -> tuple[list[float], list[float]]:
-        """Return Ritz values and residual norms of the running sequence."""
-        gap = 0.0 if self._closed() else self.gap
-        return values.tolist(), (gap * weights[-1].abs()).tolist()
-
-    def _converged(self, values: Tensor, weights: Tensor) -> bool:
-        running, remains = self._running_pairs(values, weights)
-        ritz_values, residuals = self.values + running, self.residuals + remains
-        relative = [residuals[i] / self.yardstick(ritz_values[i]) for i in self.wanted_indices(ritz_values)]
+    def _converged(self) -> bool:
+        values, residuals, _ = self.ritz
+        chosen = self.wanted_indices(len(values))
+        relative = [float(residuals[i]) / self.yardstick(float(values[i])) for i in chosen]
         if self.progress is not None:
             self.progress(self.matvecs, relative)
-        return len(relative) == self.wanted_count and all(value <= self.tol for value in relative)
+        return len(relative) == self.wanted_count and all(value <= self.sharp for value in relative)
 
     def _restart(self) -> None:
-        """Compress the running sequence to its outermost Ritz vectors (thick restart)."""
-        _, weights = torch.linalg.eigh(self.projected)
-        size = weights.shape[1]
+        """Compress the rows that had their product to their outermost Ritz vectors (thick restart)."""
+        size = len(self.projected)
         room = size - self.wanted_count
         upper = self.top + room // 3 if self.top else 0
         lower = self.bottom + room // 3 if self.bottom else 0
-        kept = weights[:, [*range(size - upper, size), *range(min(lower, size - upper))]]
-        self.checkpoint = None
-        self.basis.compress(self.fixed, kept)
-        self.projected = kept.T @ self.projected @ kept
+        self._compress([*range(size - upper, size), *range(min(lower, size - upper))])
         self.restarts += 1
-        self._link = None
 
-    def finish(self) -> None:
-        """Count the running sequence among the finished ones, so that the next starts in its complement."""
-        size = self.projected.shape[0]
-        if size == 0:
-            return
-        self.basis.count = self.fixed + size  # the last row may have no product yet
+    def _compress(self, kept: list[int]) -> None:
+        """Keep some Ritz vectors and what their images need of the waiting rows."""
         values, weights = torch.linalg.eigh(self.projected)
-        running, remains = self._running_pairs(values, weights)
-        self.values = self.values + running  # new lists: a checkpoint holds the old ones
-        self.residuals = self.residuals + remains
-        self.weights = torch.block_diag(self.weights, weights)
-        self.fixed = self.basis.count
-        self._clear()
+        weights, self.ritz = weights[:, kept], NOTHING
+        turn, border = torch.eye(len(self.border), dtype=torch.float64), self.border @ weights
+        if len(border) > len(kept):
+            turn, border = torch.linalg.qr(border)
+        self.basis.compress(0, torch.block_diag(weights, turn))
+        self.projected, self.border = torch.diag(values[kept]), border
+        eye = torch.eye(len(kept), dtype=torch.float64)
+        order = torch.argsort(values[kept])
+        self.ritz = Ritz(values[kept][order], torch.linalg.vector_norm(border, dim=0)[order], eye[:, order])
+
+    def _is_seen(self) -> bool:
+        """Tell whether the first sequence would have seen an eigenvalue beyond the one that is wanted at an end.
+
+        An eigenvector v with eigenvalue x has the share <q_m+1, v> gap sum_i y_i1 y_im / (x - value_i) in the start,
+        less where x is larger. A random start in n dimensions has less than c with a chance below c sqrt(n).
+        """
+        if not self._alone or self.restarts:
+            return True  # `search` will see
+        starts, ends = self.ritz.weights[0], (self.border @ self.ritz.weights).sum(0)
+        for end, wanted in ((1, self.top), (-1, self.bottom)):
+            if wanted == 1:
+                x = float(self._bounds(end, 1)[0])
+                share = abs(float((starts * ends / (x - end * self.ritz.values)).sum()))
+                if share * math.sqrt(self.operator.shape[0]) > CHANCE * self.noise:
+                    return False
+                self.counts[end] = x, 0
+        return True
+
+    @property
+    def sure(self) -> bool:
+        """Whether the wanted values are the outermost ones, each to the tolerance, but for the chance."""
+        ends = ((1, self.top), (-1, self.bottom))
+        return all(self._is_counted(end, n) and self._is_apart(end, n) for end, n in ends if n)
 
     def search(self) -> bool:
-        """Search the complement of the finished sequences; return whether something wanted turned up there.
+        """Look for what the sequences cannot see; return whether they went on, so that it is worth looking again.
 
-        One sequence sees one vector of each eigenspace. A second one, started at random outside the first, finds
-        the others. It is given up as soon as its extreme Ritz values, extrapolated by four times their last
-        growth, stay short of the wanted eigenvalues: they grow fast where an outlier was missed.
+        One sequence sees one vector of each eigenspace, and of eigenvalues close together a mixture. By Sylvester's law
+        of inertia as many eigenvalues lie above x as Ritz values do and as B = C + P^T S P has above x, with C = A on
+        the complement of Q and S = border (x - projected)^-1 border^T. `_scan` looks for those of B.
         """
-        self.finish()
-        if self.basis.count >= self.operator.shape[0]:
-            return False
-        upper, lower = self._marks()
-        complete = len(self.values) >= self.wanted_count
-        history: list[float] = []
+        self._drift, self._alone = None, False
+        if len(self.projected) < self.wanted_count and not self.exhausted:
+            self.run(self.random())
+            return True
+        for end, wanted in ((1, self.top), (-1, self.bottom)):
+            if not wanted or self.exhausted:
+                continue
+            missed = [] if self._is_counted(end, wanted) else self._scan(end, wanted)
+            if missed:
+                self._wait(missed)
+            elif end not in self.counts or self._is_apart(end, wanted) or self.sharp <= self._rounding(1.0):
+                continue
+            else:
+                self.sharp /= 4
+            self.resume(len(missed))
+            return True
+        return False
 
-        def promising(values: Tensor) -> bool:
-            if not complete:
-                return False
-            excess = [float(values[-1]) - upper] if self.top else []
-            excess += [lower - float(values[0])] if self.bottom else []
-            history.append(max(excess))
-            if len(history) < 3:
-                return True
-            growth = history[-1] - history[-2]
-            return growth > slack and history[-1] + 4.0 * growth > slack
+    def _lift(self, end: int, x: float) -> Tensor:
+        """Return S of `search` for end * A."""
+        shares = self.border @ self.ritz.weights
+        return (shares / (x - end * self.ritz.values)) @ shares.T
 
-        slack = self.tol * FLOOR * self.scale
-        self._make_room()
-        self.run(self.random(), promising)
-        self.finish()
-        new_upper, new_lower = self._marks()
-        return not complete or new_upper > upper + slack or new_lower < lower - slack
+    def _bounds(self, end: int, wanted: int) -> Tensor:
+        """Return up to where the wanted eigenvalues of end * A may lie, to the tolerance."""
+        values = (end * self.ritz.values).sort(descending=True).values[:wanted]
+        return values + torch.tensor([self.tol * self.yardstick(float(value)) for value in values], dtype=torch.float64)
 
-    def _marks(self) -> tuple[float, float]:
-        """Return the least of the largest wanted values and the largest of the smallest."""
-        values = sorted(self.values, reverse=True)
-        upper = values[min(self.top, len(values)) - 1] if self.top else 0.0
-        lower = values[-min(self.bottom, len(values))] if self.bottom else 0.0
-        return upper, lower
+    def _is_counted(self, end: int, wanted: int) -> bool:
+        x, count = self.counts.get(end, (math.inf, 0))
+        return x <= float(self._bounds(end, wanted)[-1]) and int((end * self.ritz.values >= x).sum()) == count
 
-    def _make_room(self) -> None:
-        """Keep only wanted vectors of the finished sequences when a new one would not fit beside them all."""
-        if self.basis.capacity - self.basis.count >= self.wanted_count + 4:
-            return
-        chosen = self.wanted_indices(self.values)
-        self.checkpoint = None
-        self.basis.compress(0, self.weights[:, chosen])
-        self.values, self.residuals = ([numbers[i] for i in chosen] for numbers in (self.values, self.residuals))
-        self.weights = torch.eye(len(chosen), dtype=torch.float64)
-        self.fixed = self.basis.count
+    def _is_apart(self, end: int, wanted: int) -> bool:
+        """Tell whether as many as were counted are right one by one: B at each bound has nothing above it either."""
+        x, count = self.counts[end]
+        bounds, lift = self._bounds(end, wanted)[:count].tolist(), self._lift(end, x)
+        return all(largest(self._lift(end, bound) - lift) <= bound - x for bound in bounds if bound > x)
+
+    def _scan(self, end: int, wanted: int) -> list[Tensor]:
+        """Count the eigenvalues of end * A beyond the wanted ones, or return vectors that say there are more.
+
+        Of an eigenvector v of B with an eigenvalue of at least x, the vectors w_j of a sequence have shares that grow
+        as long as its Ritz values stay below x: |<w_j+1, v>| >= |<w_j, v>| / (gap_j [(x - T_j)^-1]_jj). None exceeds
+        1, so that the first is at most 1 over the whole growth: what a random vector has by chance, as in `_is_seen`.
+        """
+        if self.basis.count + 2 > self.basis.capacity:
+            self._compress(self.wanted_indices(len(self.projected)))
+        size, first, rows = len(self.projected), self.basis.count, self.basis.rows
+        dimension, waiting = self.operator.shape[0], slice(size, first)
+        bound = float(self._bounds(end, wanted)[-1])
+        slack = self.tol * self.yardstick(bound)
+        x = min((bound - slack * step / 16 for step in range(8)), key=lambda x: largest(self._lift(end, x)) - x)
+        lift, count = self._lift(end, x), int((end * self.ritz.values >= x).sum())
+        enough = math.log(math.sqrt(dimension) / CHANCE)
+        growth = math.inf if size >= dimension else 0.0
+        projected, vector, missed = torch.zeros(0, 0, dtype=torch.float64), self.random(), torch.zeros(0, 0)
+        _, gap = self.basis.remove(vector, waiting)
+        while growth < enough and not len(missed) and not self.exhausted:
+            if self.basis.count == self.basis.capacity:
+                values, weights = torch.linalg.eigh(projected)
+                kept = (len(values) + 1) // 2
+                self.basis.compress(first, weights[:, -kept:])
+                projected = torch.diag(values[-kept:])
+            self.basis.append(vector, gap)
+            last = rows[self.basis.count - 1]
+            vector = end * self._product(last)
+            vector += (lift.to(rows) @ (rows[waiting] @ last)) @ rows[waiting]
+            removed, gap = self.basis.remove(vector, waiting)
+            projected = bordered(projected, removed[first:].cpu())
+            values, weights = torch.linalg.eigh(projected)
+            beyond = weights[:, values >= x]
+            closed = gap <= self._rounding(self.scale) or size + self.basis.count - first >= dimension
+            if not beyond.numel():
+                growth = math.inf if closed else growth - math.log(gap * float((weights[-1] ** 2 / (x - values)).sum()))
+            elif closed or float(gap * beyond[-1].abs().max()) <= slack:
+                beyond = beyond[:, -max(1, self.basis.capacity - first - 1) :]
+                missed = beyond.to(rows).T @ rows[first : self.basis.count]
+            self._converged()  # tells `progress`
+        self.basis.count = first
+        if growth >= enough:
+            self.counts[end] = x, count
+        return list(missed)
 
     def vectors(self, chosen: Sequence[int]) -> Tensor:
-        """Return the Ritz vectors of finished pairs, one per row."""
-        return self.basis.combine(self.weights[:, list(chosen)])
+        """Return Ritz vectors, one per row."""
+        return self.basis.combine(self.ritz.weights[:, list(chosen)])
+
+
+def bordered(matrix: Tensor, column: Tensor) -> Tensor:
+    """Return a symmetric matrix with one more column, which is one more row."""
+    result = torch.zeros(len(column), len(column), dtype=torch.float64)
+    result[:-1, :-1] = matrix
+    result[-1, :] = result[:, -1] = column
+    return result
+
+
+def largest(matrix: Tensor) -> float:
+    """Return the largest eigenvalue of a symmetric matrix, 0 of none."""
+    return float(torch.linalg.eigvalsh(matrix)[-1]) if len(matrix) else 0.0
 
 
 class Drift:

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from normgauge.errors import InputError, OutOfMemoryError, offer_partial
 from normgauge.linalg._basis import inner, norm, out_of_memory_message
-from normgauge.linalg._lanczos_iteration import Progress, Sequences, drift_limit
+from normgauge.linalg._lanczos_iteration import NOTHING, Progress, Sequences, drift_limit
 from normgauge.linalg._operator import Operator
 from normgauge.records import Status
 from normgauge.rng import generator
 
 DEFAULT_MEMORY = 1 << 30
+NOISE = 0.1  # added to a given start, of its length
 Pair = tuple[float, float, Tensor]  # eigenvalue, residual norm, unit vector
 
 
@@ -58,13 +59,15 @@ def eigenpairs(
     """Return the `top` largest and `bottom` smallest eigenpairs of a self-adjoint `operator`.
 
     Lanczos, reorthogonalized whenever its drift asks for it, runs until the Ritz residuals of all wanted pairs are
-    below tol * max(|lambda|, 1e-3 |A|). Where several pairs are wanted at one end, a second sequence, started at random
-    in the complement of the first, then looks for copies of multiple eigenvalues, which one sequence cannot see. At
+    below tol * max(|lambda|, 1e-3 |A|). One sequence cannot see copies of multiple eigenvalues, nor tell close ones
+    apart. For one pair at an end it goes on until its random start would have shown a larger one; for several, random
+    sequences in its complement count by Sylvester's law of inertia what lies beyond, and what they find is added. At
     last A is applied to the eigenvectors: the residuals reported are those. Ctrl-C arrives as KeyboardInterrupt, whose
     `partial` holds the outermost pairs that had converged.
 
-    Kind: estimate, with the residual as its certificate: some eigenvalue lies within |A v - lambda v| of lambda.
-    Cost: products until convergence, about four to search for copies, and one per pair to verify.
+    Kind: estimate. Status ok: each value is right to tol, none was missed, but for a chance of 0.1 % over the starts.
+    Cost: products until convergence, 5 to 40 % more to be sure where the wanted values stand out, up to three times as
+    many at the edge of a dense spectrum, and one per pair to verify.
 
     The start is random by `seed`, or a vector, or earlier eigenvectors as rows. `memory` is what bytes the basis may
     take, beyond which it is compressed and the run goes on; by default 1 GiB, or what the smallest basis takes where
@@ -95,11 +98,10 @@ def eigenpairs(
         partial=tol >= 10 * drift_limit(operator.dtype),
     )
     with offer_partial(lambda _: _converged_pairs(sequences, tol)):
+        sequences.noise = 1.0 if start is None else NOISE
         sequences.run(_first_vector(operator, start, sequences.random()))
-        # A copy of the largest eigenvalue is not larger: with one pair at each end there is nothing to miss.
-        while max(top, bottom) > 1 and not sequences.exhausted and sequences.search():
+        while sequences.search():
             pass
-        sequences.finish()
         return _verify_pairs(sequences, tol)
 
 
@@ -107,14 +109,14 @@ def _verify_pairs(sequences: Sequences, tol: float) -> Eigenpairs:
     """Apply the operator to the wanted vectors once more and measure what is left of A v - <v, A v> v."""
     operator = sequences.operator
     pairs: list[Pair] = []
-    for vector in sequences.vectors(sequences.wanted_indices(sequences.values)):
+    for vector in sequences.vectors(sequences.wanted_indices(len(sequences.projected))):
         vector /= norm(vector)
         image = operator.matvec(vector)
         sequences.matvecs += 1
         value = inner(vector, image)
         pairs.append((value, norm(image.sub(vector, alpha=value)), vector))
         del image  # before the next product
-    sequences.checkpoint = None  # the pairs stand for themselves: the basis may go
+    sure, sequences.ritz = sequences.sure, NOTHING  # the pairs stand for themselves: the basis may go
     sequences.basis.rows = sequences.basis.rows[:0].clone()
     pairs.sort(key=lambda pair: -pair[0])
     ends = pairs[: sequences.top], pairs[::-1][: sequences.bottom]
@@ -123,9 +125,11 @@ def _verify_pairs(sequences: Sequences, tol: float) -> Eigenpairs:
         why = f"the operator is not self-adjoint: <u, A v> and <v, A u> differ by {share:.2g} of its norm"
         return _result(sequences, *ends, "error", f"{why}; a kernel may have a wrong second derivative, replace it")
     worst = max(residual / sequences.yardstick(value) for value, residual, _ in pairs)
-    if worst <= tol and len(pairs) == sequences.wanted_count:
+    if worst <= tol and len(pairs) == sequences.wanted_count and sure:
         return _result(sequences, *ends, "ok", "")
     why = f"the largest relative residual is {worst:.2g} after {sequences.matvecs} products, {tol:.2g} was asked"
+    if worst <= tol:
+        why = f"whether an eigenvalue was missed was not settled by {sequences.matvecs} products"
     limit = f"products in {operator.dtype} allow no more, use float64"
     limit = limit if operator.dtype != torch.float64 else "pass the result as start= and go on"
     cure = "give more products (max_products)" if sequences.exhausted else limit
@@ -136,16 +140,13 @@ def _converged_pairs(sequences: Sequences, tol: float) -> Eigenpairs:
     """Return the outermost pairs that had converged, by Lanczos' own estimate, after the last whole step."""
     upper: list[Pair] = []
     lower: list[Pair] = []
-    state = sequences.checkpoint
-    if state is not None:
-        values, residuals = state.values + state.running, state.residuals + state.remains
-        weights = torch.block_diag(state.weights, state.running_weights).to(sequences.basis.rows)
-        order = sorted(range(len(values)), key=lambda i: -values[i])
-        for end, wanted in ((upper, order[: sequences.top]), (lower, order[::-1][: sequences.bottom])):
-            for i in wanted:  # no gaps: what comes after a pair that is not known may not be the next one
-                if residuals[i] > tol * sequences.yardstick(values[i]):
-                    break
-                end.append((values[i], residuals[i], weights[:, i] @ sequences.basis.rows[: len(values)]))
+    values, residuals, _ = sequences.ritz
+    order = range(len(values))
+    for end, wanted in ((upper, order[::-1][: sequences.top]), (lower, order[: sequences.bottom])):
+        for i in wanted:  # no gaps: what comes after a pair that is not known may not be the next one
+            if residuals[i] > tol * sequences.yardstick(float(values[i])):
+                break
+            end.append((float(values[i]), float(residuals[i]), sequences.vectors([i])[0]))
     why = f"interrupted after {sequences.matvecs} products: {len(upper) + len(lower)} of "
     why += f"{sequences.top + sequences.bottom} pairs converged, their residuals are Lanczos estimates"
     return _result(sequences, upper, lower, "nonconverged", why)
@@ -175,7 +176,7 @@ def _first_vector(operator: Operator, start: Tensor | None, random: Tensor) -> T
         raise InputError("Lanczos", f"start is a vector of length {operator.shape[0]}, or several as rows", got, step)
     lengths = torch.tensor([norm(row) for row in rows], device=rows.device, dtype=rows.dtype)
     direction = (rows / lengths.clamp_min(torch.finfo(rows.dtype).tiny)[:, None]).sum(0)
-    return direction + random * (0.1 * norm(direction) / norm(random))
+    return direction + random * (NOISE * norm(direction) / norm(random))
 
 
 def _check(operator: Operator, top: int, bottom: int, tol: float) -> None:
@@ -197,13 +198,13 @@ def _capacity(operator: Operator, top: int, bottom: int, memory: int | None) -> 
     """
     size, wanted = operator.shape[0], top + bottom
     row = size * torch.finfo(operator.dtype).bits // 8
-    least = min(2 * wanted + 4 if max(top, bottom) > 1 else wanted + 3, size)
+    least = min(2 * wanted + 4 if max(top, bottom) > 1 else 2 * wanted + 2, 2 * size)
     share = machine_memory(operator.device) // 4
     if least * row > (max(DEFAULT_MEMORY, share) if memory is None else memory):
         machine = f"a quarter of the machine's, {share / 2**30:.3g} GiB"
         budget = machine if memory is None else f"memory={memory} bytes"
         raise OutOfMemoryError(out_of_memory_message(least, size, operator.dtype, budget))
-    return min(max(least, (DEFAULT_MEMORY if memory is None else memory) // row), 1000, size)
+    return min(max(least, (DEFAULT_MEMORY if memory is None else memory) // row), 1000, 2 * size)
 
 
 def machine_memory(device: torch.device) -> int:

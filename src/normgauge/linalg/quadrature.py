@@ -58,7 +58,7 @@ def spectral_nodes(
         top=1,
         bottom=0,
         tol=-1.0,  # never converged: every probe takes all its steps
-        capacity=min(steps, size),
+        capacity=min(steps + 1, size),
         budget=0,
         generator=draw,
         progress=heard,
@@ -69,8 +69,8 @@ def spectral_nodes(
         for _ in range(probes):
             sequences.budget = sequences.matvecs + min(steps, size)
             sequences.run(rademacher(size, draw).to(device=operator.device, dtype=operator.dtype))
-            values, vectors = torch.linalg.eigh(sequences.projected)
-            parts = values, vectors[0] ** 2, sequences.gap * vectors[-1].abs()
+            values, residuals, vectors = sequences.ritz
+            parts = values, vectors[0] ** 2, residuals
             result.append(Nodes(*(tuple(part.tolist()) for part in parts)))
             sequences.reset()
             if enough is not None and enough(result):

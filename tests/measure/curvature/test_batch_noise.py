@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import normgauge as ng
-from normgauge.errors import InputError
+from normgauge.errors import InputError, OutOfMemoryError
 from normgauge.testing import check_result
 from reference.batch_noise import all_batches
 from reference.curvature import dense_hessian, hand_written
@@ -123,3 +123,13 @@ def test_statistics_are_never_more_than_all_of_the_noise():
     part = found.sizes[0].statistics.value / (found.sizes[0].statistics.value + found.sizes[0].sampling.value)
     assert found.sizes[0].statistics.value > found.sizes[0].total.value  # the cross term is negative
     assert f"{part:.0%} of the noise" in found.meaning()
+
+
+def test_memory_is_kept_refused_before_the_work_and_changes_no_number(monkeypatch):
+    objective = ng.Objective(network(4), F.cross_entropy, batch(24), mode="train")
+    row = objective.dimension * 8
+    free, tight = (ng.batch_noise(objective, sizes=[4, 8], memory=memory) for memory in (None, 8 * row))
+    assert tight.sizes == free.sizes and free.cost.gradients < tight.cost.gradients
+    monkeypatch.setattr("normgauge.objective.Objective.graph", None)  # no work
+    with pytest.raises(OutOfMemoryError, match=rf"8 vectors of {objective.dimension} entries .*memory={8 * row}"):
+        ng.batch_noise(objective, sizes=[4], memory=8 * row - 1)

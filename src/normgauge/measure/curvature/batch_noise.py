@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from normgauge.charts import curves
-from normgauge.errors import InputError
-from normgauge.linalg import Operator
+from normgauge.errors import InputError, OutOfMemoryError
+from normgauge.linalg import Operator, inner, machine_memory
 from normgauge.linalg.quadrature import rademacher
 from normgauge.objective import Objective, join_batches, sample_count, take_rows
 from normgauge.records import Chart, Reading
@@ -20,6 +20,7 @@ from normgauge.rng import generator
 BIASED = 0.1  # of the gradient's norm: a tenth turns its direction by up to six degrees
 SURE = 2.0  # standard errors
 NAMES = ("bias", "sampling", "statistics", "cross", "total", "curvature", "jitter")
+VECTORS = 8  # of the variables that are held at once, besides one per draw where there is room
 PROBES = 16  # random vectors the Hessian is held against
 
 
@@ -141,20 +142,30 @@ class BatchNoise(Result):
 
 @instrument
 def batch_noise(
-    objective: Objective, *, sizes: Sequence[int] | None = None, draws: int = 16, seed: int = 0
+    objective: Objective,
+    *,
+    sizes: Sequence[int] | None = None,
+    draws: int = 16,
+    seed: int = 0,
+    memory: int | None = None,
 ) -> BatchNoise:
     """Measure bias and noise of mini-batch gradients, split into sampling and batch statistics (S0 sec. 9.2).
 
     Kind: unbiased (variances, cross, jitter), estimate (bias, curvature, exponents). Standard errors of few draws are
     too small where batches of two or three make variances near 0, and so huge gradients. Cost: per size and draw B / N
     of a gradient and of a forward, a backward through all samples and a product; 16 products besides. Dropout's masks
-    differ between a batch and all samples, and count as statistics.
+    differ between a batch and all samples, and count as statistics. Memory: eight vectors of the variables and one per
+    draw, or, where that does not fit, without those for the gradients of each draw a second time.
 
     Args:
         objective: model, loss, data and mode ("train", for batch statistics); its batches are joined to all samples.
         sizes: of mini-batches, between 2 and N - 1; by default up to four halvings of N, not below 4.
         draws: mini-batches per size; standard errors fall with their square root.
         seed: of the draws.
+        memory: bytes the vectors may take; by default 1 GiB, or up to a quarter of the machine's.
+
+    Raises:
+        OutOfMemoryError: before the work, where eight vectors do not fit.
 
     Examples:
         Without batch statistics the mean over mini-batches is the gradient itself:
@@ -175,39 +186,52 @@ def batch_noise(
     if loss is None or not sizes or not all(2 <= size < count for size in sizes) or draws < 3:
         rule = f"sizes lie between 2 and {count - 1} (samples but one), draws are at least 3, the objective has a loss"
         raise InputError("batch_noise", rule, f"sizes={list(sizes)}, draws={draws}", "Give more data, or others")
+    work = torch.promote_types(objective.dtype, torch.float32)
+    kept = _check_room(objective, work, draws, memory)
     whole, draw = objective.replace(data=pool), generator(seed)
     leaves, outputs, value = whole.graph(0, pool, outputs=True)
     if not isinstance(outputs, Tensor) or outputs.shape[:1] != (count,):
         raise InputError("batch_noise", "outputs are one tensor, a row per sample", "others", "Pass forward=")
     variables, targets = list(leaves.values()), pool[1]
-    gradient = _flat(torch.autograd.grad(value, variables, retain_graph=True, materialize_grads=True))
+    gradient = _flat(torch.autograd.grad(value, variables, retain_graph=True, materialize_grads=True), work)
     with torch.no_grad():
         classes = outputs.detach().argmax(-1) if outputs.ndim > 1 and outputs.shape[-1] > 1 else None
     entries, rounding = [], min(100 * torch.finfo(objective.dtype).eps, 0.02)  # half precision rounds by less
+
+    def parts(rows: Tensor, batch: Objective) -> tuple[Tensor, Tensor]:
+        """Return s_B - g and r_B."""
+        part = loss(outputs[rows.to(outputs.device)], take_rows(targets, rows))
+        sampled = _flat(torch.autograd.grad(part, variables, retain_graph=True, materialize_grads=True), work)
+        spend("gradients", 2 / 3)  # the forward was made once
+        extra = objective.flatten(batch.gradient()).to(work).sub_(sampled)
+        spend("gradients", len(rows) / count - 1)  # a pass over this batch is no pass over all samples
+        if inner(extra, extra) <= rounding**2 * inner(sampled, sampled):
+            extra.zero_()
+        return sampled.sub_(gradient), extra
+
     with whole.hessian() as hessian:
-        probes = [rademacher(len(gradient), draw).to(gradient) for _ in range(PROBES)]
-        seen = torch.tensor([_bend(hessian, z)[0] / len(z) for z in probes], dtype=torch.float64)
+        bends = [_bend(hessian, rademacher(len(gradient), draw).to(gradient))[0] for _ in range(PROBES)]
+        seen = torch.tensor(bends, dtype=torch.float64) / len(gradient)
         for size in sizes:
-            extras, numbers, jitters = [], [], []
-            for _ in range(draws):
-                rows = torch.randperm(count, generator=draw)[:size]
-                batch = objective.replace(data=take_rows(pool, rows))
-                part = loss(outputs[rows.to(outputs.device)], take_rows(targets, rows))
-                sampled = _flat(torch.autograd.grad(part, variables, retain_graph=True, materialize_grads=True))
-                spend("gradients", 2 / 3)  # the forward was made once
-                extra, noise = objective.flatten(batch.gradient()).to(gradient) - sampled, sampled - gradient
-                extra = extra if float(extra.norm()) > rounding * float(sampled.norm()) else extra.zero_()
-                spend("gradients", size / count - 1)  # a pass over this batch is no pass over all samples
+            extras, numbers, jitters, sums = [], [], [], torch.zeros_like(gradient)
+            drawn = [torch.randperm(count, generator=draw)[:size] for _ in range(draws)]
+            batches = [objective.replace(data=take_rows(pool, rows)) for rows in drawn]
+            for rows, batch in zip(drawn, batches, strict=True):
+                noise, extra = parts(rows, batch)
+                sums += extra
                 if classes is not None:
                     moved = batch.outputs().argmax(-1) != classes[rows.to(classes.device)]
                     spend("forwards", size / count - 1)
                     jitters.append(float(moved.float().mean()))
-                numbers.append((float(noise @ noise), 2 * float(noise @ extra), *_bend(hessian, noise + extra)))
-                extras.append(extra.to(objective.dtype))
-            entries.append(_size_noise(size, torch.stack(extras), torch.tensor(numbers, dtype=torch.float64), jitters))
+                products = inner(noise, noise), 2 * inner(noise, extra), inner(extra, extra)
+                numbers.append((*products, *_bend(hessian, noise.add_(extra))))
+                extras += [extra] if kept else []
+            found = extras or (parts(rows, batch)[1] for rows, batch in zip(drawn, batches, strict=True))
+            against = torch.tensor([inner(extra, sums) for extra in found], dtype=torch.float64)
+            entries.append(_size_noise(size, against, torch.tensor(numbers, dtype=torch.float64), jitters))
     return BatchNoise(
         sizes=tuple(entries),
-        gradient_norm=float(gradient.norm()),
+        gradient_norm=math.sqrt(inner(gradient, gradient)),
         samples=count,
         draws=draws,
         mean_curvature=_mean(seen),
@@ -215,13 +239,25 @@ def batch_noise(
     )
 
 
-def _flat(pieces: Sequence[Tensor]) -> Tensor:
-    return torch.cat([piece.detach().reshape(-1).double() for piece in pieces])
+def _check_room(objective: Objective, work: torch.dtype, draws: int, memory: int | None) -> bool:
+    """Tell whether there is room for one vector per draw besides those that are needed; refuse where not for these."""
+    row = objective.dimension * work.itemsize
+    room = max(1 << 30, machine_memory(objective.device) // 4) if memory is None else memory
+    if VECTORS * row > room:
+        rule = f"{VECTORS} vectors of {objective.dimension} entries need {VECTORS * row / 2**30:.3g} GiB"
+        got = f"{room / 2**30:.3g} GiB, a quarter of the machine's" if memory is None else f"memory={memory} bytes"
+        step = f"Select fewer parameters, or pass memory={VECTORS * row} where the machine has it"
+        raise OutOfMemoryError("batch_noise", rule, got, step)
+    return (VECTORS + draws) * row <= room
+
+
+def _flat(pieces: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    return torch.cat([piece.detach().reshape(-1).to(dtype) for piece in pieces])
 
 
 def _bend(hessian: Operator, vector: Tensor) -> tuple[float, float]:
     """Return v^T H v and v^T v."""
-    return float(vector @ (hessian @ vector.to(hessian.dtype)).double()), float(vector @ vector)
+    return inner(vector, (hessian @ vector.to(hessian.dtype)).to(vector)), inner(vector, vector)
 
 
 def _mean(values: Tensor) -> Estimate:
@@ -229,15 +265,17 @@ def _mean(values: Tensor) -> Estimate:
     return Estimate(float(values.mean()), error)
 
 
-def _size_noise(size: int, extras: Tensor, numbers: Tensor, jitters: list[float]) -> SizeNoise:
-    """Return the estimates for one size: r_B as rows; |s_B - g|^2, 2 <s_B - g, r_B>, d^T H d, d^T d of d = g_B - g."""
-    gram = (extras @ extras.T).double()
+def _size_noise(size: int, against: Tensor, numbers: Tensor, jitters: list[float]) -> SizeNoise:
+    """Return the estimates for one size.
+
+    Given are <r_i, sum of all r>, and per draw |s_B - g|^2, 2 <s_B - g, r_B>, |r_B|^2, d^T H d, d^T d of d = g_B - g.
+    """
+    spread, mixed, own, bends, lengths = numbers.T
     # <r_i, mean of the others>: their mean is unbiased for bias^2
-    pairs = (gram.sum(1) - gram.diagonal()) / (len(gram) - 1)
+    pairs = (against - own) / (len(own) - 1)
     square, error = float(pairs.mean()), 2 * _mean(pairs).error
     bias = math.sqrt(max(square, 0.0))
-    spread, mixed, bends, lengths = numbers.T
-    added = gram.diagonal() - pairs
+    added = own - pairs
     # a ratio of means: its error by the deviations from it
     ratio = float(bends.sum() / lengths.sum()) if float(lengths.sum()) else math.nan
     return SizeNoise(
