@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import pytest
 import torch
@@ -122,3 +123,25 @@ def test_a_size_of_three_is_not_huge_behind_small_embeddings():
     with torch.no_grad():
         net[4].weight.mul_(1e3)
     assert "NG34" in [finding.id for finding in ng.checkup(net, inputs)]
+
+
+def test_one_is_counted_in_the_singular():
+    said = ng.checkup(net(momentum=0.99), batch()).meaning()
+    assert not re.search(r"\b1 (errors|warnings|notes)\b", said) and re.search(r"\b0 errors\b|\b1 error\b", said)
+
+
+@pytest.mark.parametrize("momentum", [1e-4, 0.1])
+def test_statistics_that_momentum_left_at_their_start_name_it(momentum):
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, momentum=momentum), nn.ReLU(), nn.Linear(8, 3))
+    source = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(60):
+        inputs = 10.0 + 10.0 * torch.randn(64, 4, generator=source)
+        nn.functional.cross_entropy(model(inputs), inputs.argmax(1) % 3).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if momentum == 0.1:
+        model[1].running_mean += 100.0  # off for another reason
+    pair = (inputs, inputs.argmax(1) % 3)
+    (found,) = (f for f in ng.checkup(model, pair) if f.id == "NG06")
+    assert ("momentum 0.0001 is the cause: after 60 batches 99% of them" in found.evidence) is (momentum < 0.1)

@@ -305,3 +305,30 @@ def test_groups_leave_the_optimizers_decay_where_it_belongs():
     decays = {group["name"]: group["weight_decay"] for group in optimizer.param_groups}
     assert decays == {"scale_invariant": 0.3, "affine": 0.0, "dead": 0.0, "rest": 0.3, "rest_vectors": 0.0}
     assert "optimizer's" in str(groups) and "0.3" not in str(groups)
+
+
+@pytest.mark.parametrize(
+    "text", ["mat1 and mat2 must have the same dtype", "DefaultCPUAllocator: can't allocate memory"]
+)
+def test_a_layer_that_cannot_be_probed_is_said_with_the_reason(text):
+    class Single(nn.Module):
+        """A gain whose kernel exists in float32 alone."""
+
+        def __init__(self):
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(2, 3))
+
+        def forward(self, x):
+            if self.gain.dtype == torch.float64 and stop:
+                raise RuntimeError(text)
+            return x * self.gain.flatten()
+
+    stop = False
+    net = nn.Sequential(nn.Linear(5, 6), Single(), nn.Linear(6, 2)).float()
+    objective = objective_of(net, torch.randn(16, 5).float())
+    found = ng.symmetries(objective)
+    stop = True
+    groups = ng.param_groups(objective, symmetries=found)
+    why = groups.reasons["1.gain"][3]
+    assert "'1' could not be probed" in why and text in why and text in str(groups)
+    assert "1 could not be probed, '1.gain' first" in groups.meaning()

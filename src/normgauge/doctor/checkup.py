@@ -93,7 +93,7 @@ class Checkup(Result):
         return [{"id": f.id, "severity": f.severity, "where": f.where, "evidence": f.evidence} for f in self.findings]
 
     def _meaning(self) -> str:
-        said = ", ".join(f"{count} {name}" for name, count in self._counts().items())
+        said = ", ".join(f"{count} {name[: len(name) - (count == 1)]}" for name, count in self._counts().items())
         if self.status != "ok":
             return f"{said}; the model did not run, so that most of {len(self.checks)} checks saw nothing."
         if self.divergence is not None:

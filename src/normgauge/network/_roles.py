@@ -31,6 +31,7 @@ class Role:
     kind: Kind
     module: str = ""  # that was asked, the first that reads it
     tied: tuple[str, ...] = ()  # other names of the same parameter
+    why: str = ""  # the module could not be asked, so that the kind is what the shape says
 
 
 def kind_of(call: ModuleCall, name: str) -> Kind:
@@ -91,11 +92,13 @@ def roles_of(model: nn.Module, calls: dict[str, ModuleCall]) -> dict[str, Role]:
     for first, *others in ties.values():
         places = (place for name in (first, *others) for place in _enclosing_modules(name))
         module, inside = next((place for place in places if place[0] in calls), ("", ""))
+        why = ""
         try:
             kind: Kind = kind_of(calls[module], inside) if module else "unused"
-        except (RuntimeError, TypeError, NotImplementedError):  # a kernel without float64: what its shape says
+        except (RuntimeError, TypeError, MemoryError) as error:  # a kernel without float64, no memory for one
             kind = "weight" if axes[first] > 1 else "other"
-        roles[first] = Role(first, kind, module, tuple(others))
+            why = f"{module!r} could not be probed ({type(error).__name__}: {str(error)[:100].splitlines()[0]})"
+        roles[first] = Role(first, kind, module, tuple(others), why)
     return roles
 
 

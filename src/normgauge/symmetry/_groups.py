@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import altair
 
 DECAY_OFF = 0.0
+UNPROBED = "role unknown"
 SHOWN = 4  # names printed per reason
 ROLES = ("scale_invariant", "affine", "dead", "rest")
 _ADVICE = {
@@ -88,8 +89,12 @@ class ParamGroups(Result, Sequence[dict[str, Any]]):
         return (
             f"{len(self.reasons)} tensors in {len(self.groups)} groups, {len(off)} of them without weight decay "
             f"({DECAY_OFF:g}); of {free} scale-invariant ones decay sets the effective rate, not the capacity. "
-            "Pass them to any torch optimizer."
+            f"{self._unsure()}Pass them to any torch optimizer."
         )
+
+    def _unsure(self) -> str:
+        asked = [name for name, (_, _, _, why) in self.reasons.items() if UNPROBED in why]
+        return f"{len(asked)} could not be probed, {asked[0]!r} first: look whether they are gains. " if asked else ""
 
     def _notes(self) -> str:
         return "by certified symmetries; overrides={'pattern': {...}} puts parameters elsewhere"
@@ -163,7 +168,7 @@ def param_groups(
         vector = sum(size > 1 for size in tensors[name].shape) <= 1
         label = "rest_vectors" if role == "rest" and vector else role
         options = defaults if label in ("scale_invariant", "rest") else {**defaults, "weight_decay": DECAY_OFF}
-        why = _VECTOR_ADVICE if label == "rest_vectors" else why
+        why = _VECTOR_ADVICE if label == "rest_vectors" and UNPROBED not in why else why
         if name in chosen:
             pattern, extra = chosen[name]
             label, options, why = f"override {pattern}", {**options, **extra}, f"override {pattern!r}"
@@ -222,9 +227,12 @@ def _roles(objective: Objective, symmetries: Symmetries) -> dict[str, tuple[str,
                 why = _ADVICE["scale_invariant"] + (f" (jointly with {', '.join(joint)})" if joint else "")
                 if sum(size > 1 for size in symmetries.shapes[name]) > 1:
                     roles[name] = ("scale_invariant", why)
-    for name in _norm_affine(objective) & set(roles):
-        if roles[name][0] == "rest":
-            roles[name] = ("affine", _ADVICE["affine"])
+    for role in Network.of(objective).roles.values():
+        for name in {role.parameter, *role.tied} & set(roles):
+            if roles[name][0] == "rest" and role.kind in ("gain", "shift"):  # by what they do to their module's outputs
+                roles[name] = ("affine", _ADVICE["affine"])
+            elif roles[name][0] == "rest" and role.why:
+                roles[name] = ("rest", f"{UNPROBED}: {role.why}; what its shape says")
     return roles
 
 
@@ -232,12 +240,6 @@ def _covers(family: Family) -> bool:
     """Tell whether a free scale is one layer's own: all of its slices, and no tensor of another module."""
     whole = all(term.slot.narrow is None for term in family.terms) and family.indices is None
     return whole and len({owner_of(name) for name in family.parameters}) == 1
-
-
-def _norm_affine(objective: Objective) -> set[str]:
-    """Return gains and shifts of normalizations, by what they do to the outputs of the module that reads them."""
-    roles = Network.of(objective).roles.values()
-    return {name for role in roles if role.kind in ("gain", "shift") for name in (role.parameter, *role.tied)}
 
 
 def _free_axes(symmetries: Symmetries, name: str) -> tuple[int, ...] | None:

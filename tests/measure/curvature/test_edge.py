@@ -254,3 +254,25 @@ def test_a_step_that_climbs_at_any_rate_is_not_told_to_be_larger():
     point = track.measure(0)
     assert point.ratio < 0.8 and point.critical_ratio == math.inf
     assert "could be" not in track.meaning() and "raises the loss at rates above 0" in track.meaning()
+
+
+def test_before_training_no_larger_rate_is_recommended_and_no_edge_is_a_habit():
+    model = nn.Linear(3, 1, bias=False).double()
+    source = torch.Generator().manual_seed(0)
+    data = torch.randn(16, 3, generator=source).double(), torch.randn(16, 1, generator=source).double()
+    here = ng.Objective(model, F.mse_loss, data, mode="train")
+    limit = 2 / ng.spectrum(here, top=1).top[0]
+    for rate, said in ((0.1, "inside the edge"), (1.0, "at the edge"), (2.0, "beyond the edge")):
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate * limit)
+        track = ng.sharpness_track(here, optimizer)
+        for step in (0, 3):  # nothing was trained between them
+            track.measure(step)
+            meaning = track.meaning()
+            assert said in meaning and "before training" in meaning
+            assert "could be" not in meaning and "sets the sharpness" not in meaning
+    track = ng.sharpness_track(here, torch.optim.SGD(model.parameters(), lr=0.1 * limit))
+    track.measure(0)
+    with torch.no_grad():
+        model.weight *= 0.9
+    track.measure(3)
+    assert "could be 10 times" in track.meaning()

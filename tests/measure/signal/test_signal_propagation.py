@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import normgauge as ng
 from cases import CASES
 from normgauge.errors import InputError, UnknownNameError
 from normgauge.measure.signal.signal_propagation import signal_propagation
@@ -369,3 +370,13 @@ def test_selectivity_of_single_units():
     assert found(torch.ones(3, 3), labels, F.cross_entropy) == pytest.approx(0.0)
     assert found(torch.ones(3, 3) + torch.eye(3), labels, F.cross_entropy) == pytest.approx(1 / 3)
     assert math.isnan(found(torch.eye(3), torch.randn(6, 3), F.mse_loss))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e20])
+def test_an_absurd_size_is_no_healthy_signal(scale):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+    data = (scale * torch.randn(32, 8), torch.randint(0, 3, (32,)))
+    here = ng.Objective(model.to(data[0].dtype), nn.functional.cross_entropy, data, mode="train")
+    for found in (ng.signal_propagation(here), ng.activations(here)):
+        assert ("over 65504" in found.meaning() and "no healthy signal" in found.meaning()) is (scale > 1)

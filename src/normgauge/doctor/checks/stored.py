@@ -11,6 +11,7 @@ from normgauge.doctor.probes.statistics import excess, is_virgin, root_mean_squa
 from normgauge.network import first_tensor
 from normgauge.surgery import freeze_norms
 
+SLOW, LEFT = 0.01, 0.05  # momentum below any in use but by design, and the share of the first values it has left
 FAR = 2.0  # limits; one limit is half a stored deviation, or a factor of two of it
 LARGE, WIDE, NOISE = 0.5, 0.3, 0.3  # torch's default is 0.1; TensorFlow's 0.9 to 0.999 means 0.1 to 0.001 here
 SHIFT = 1.2  # of the variance: 10 % of the deviation
@@ -115,6 +116,11 @@ def mode_gap(exam: Exam) -> Signs:
                 f"its input is {shift:.2g} stored deviations off (sampling gives {floor:.2g}), its variance by a factor"
                 f" of {2.718281828**ratio:.2g}; the loss is {quiet.loss:.3g} in train and {still.loss:.3g} in eval mode"
             )
+            slow, batches = (getattr(call.module, name, None) for name in ("momentum", "num_batches_tracked"))
+            if slow and slow < SLOW and batches is not None and (left := (1 - slow) ** int(batches)) > LEFT:
+                said += (
+                    f"; momentum {slow:g} is the cause: after {int(batches)} batches {left:.0%} of them is the start"
+                )
             proved = exam.patient.targets and still.loss > 2 * quiet.loss + 0.5 and moved > 0.5
             yield Sign(call.where, said, off, "error" if proved else "warning", exam.recalibration)
             return

@@ -481,17 +481,21 @@ class SharpnessTrack(Result):
         if math.isnan(ratio):
             return f"At step {last.step} nothing can be said: the rate is {last.rate:g} and the step is zero."
         said = f"At step {last.step} {what} {ratio:.3g} times {limit} at rate {last.rate:.3g}"
+        begins = last.step <= 0 or (last is not self.points[0] and last.loss == self.points[0].loss)
+        said += ", before training" if begins else ""
+        again = "that is where training starts, no sign of what it bears: measure again after its first steps"
         if ratio > 1 + AT_EDGE:
-            return f"{said}: beyond the edge (over {1 + AT_EDGE:g}), steps climb to second order; lower the rate."
+            warm = "warm up or lower the rate" if begins else "lower the rate"
+            return f"{said}: beyond the edge (over {1 + AT_EDGE:g}), steps climb to second order; {warm}."
         if ratio < 1 - AT_EDGE:
             more = f"the rate could be {1 / ratio:.3g} times as large" if ratio > 0 else "nothing bends up"
+            more = again if begins else more
             if last.critical_ratio > 1:  # as where decay leads away from a minimum
                 more = f"but the next step raises the loss at rates above {last.critical_rate:.3g}"
             return f"{said}: inside the edge (under {1 - AT_EDGE:g}); {more}."
-        return (
-            f"{said}: at the edge (within {AT_EDGE:g} of 1), where the rate sets the sharpness; before comparing it "
-            f"with a run at another rate use .against(other), which divides the rates out."
-        )
+        known = "where the rate sets the sharpness; before comparing it with a run at another rate use "
+        known += ".against(other), which divides the rates out"
+        return f"{said}: at the edge (within {AT_EDGE:g} of 1), {again if begins else known}."
 
     def _notes(self) -> str:
         return FULL_BATCH

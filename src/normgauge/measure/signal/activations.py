@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normgauge.charts import heatmap, histogram
 from normgauge.errors import InputError, unknown_name
-from normgauge.measure.signal.layer_statistics import per_unit, run_watched, unit_axis
+from normgauge.measure.signal.layer_statistics import HUGE, per_unit, run_watched, unit_axis
 from normgauge.network import ModuleCall
 from normgauge.objective import Objective
 from normgauge.records import Chart, Reading
@@ -63,6 +63,10 @@ class Activations(Result):
         rows = self._rows()
         still = [f"{row['layer']}[{row['unit']}]" for row in rows if not row["deviation"] > 0]
         dead = f" {len(still)} of {len(rows)} units do not vary over the data, {still[0]} among them." if still else ""
+        size, unit = max((math.hypot(row["mean"], row["deviation"]), f"{row['layer']}[{row['unit']}]") for row in rows)
+        if size > HUGE:
+            said = f"{unit} has a size of {size:.2g} (over {HUGE:g}, the most float16 holds)"
+            return f"{said}: this is no healthy signal; scale the inputs or weights down.{dead}"
         offset, unit = self._offsets()[0]
         if math.isnan(offset):
             return f"None of the {len(rows)} units chosen varies over the data: they tell the layers behind nothing."

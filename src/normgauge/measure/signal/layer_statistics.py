@@ -19,6 +19,7 @@ from normgauge.objective import Objective
 from normgauge.stats import CONFIDENCE, student_quantile
 
 Bounds = tuple[float, float]
+HUGE = 65504.0  # what float16 holds: beyond it nothing works with numbers near 1 any more
 
 # Activations with finite limits: an output within 1 % of the range of a limit is saturated.
 _BOUNDS: dict[str, Bounds] = {

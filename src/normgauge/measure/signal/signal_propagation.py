@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from normgauge.charts import curves
 from normgauge.errors import InputError
 from normgauge.linalg.norms import norm
-from normgauge.measure.signal.layer_statistics import Ablation, Call, Recorder, fit_growth
+from normgauge.measure.signal.layer_statistics import HUGE, Ablation, Call, Recorder, fit_growth
 from normgauge.measure.signal.mean_field_network import COVERED, NotCovered, Prediction, predict
 from normgauge.network import first_tensor, owner_of, role_of, watched
 from normgauge.objective import Mode, Objective, tensors
@@ -129,7 +129,15 @@ class SignalPropagation(Result):
         return sorted(tried, key=lambda entry: -entry.unit_lost)
 
     def _meaning(self) -> str:
-        return " ".join(filter(None, (self._say_growth(), self._say_ablation())))
+        return " ".join(filter(None, (self._say_size(), self._say_growth(), self._say_ablation())))
+
+    def _say_size(self) -> str:
+        sizes = [(math.hypot(entry.mean, math.sqrt(entry.variance)), entry.layer) for entry in self.layers]
+        huge = [(size, layer) for size, layer in sizes if size > HUGE]
+        if not huge:
+            return ""
+        said = f"Outputs of {huge[0][1]!r} have a size of {huge[0][0]:.2g} (over {HUGE:g}, the most float16 holds)"
+        return f"{said}, {len(huge)} layers' in all: this is no healthy signal; scale the inputs or weights down."
 
     def _say_ablation(self) -> str:
         if not (tried := self._ablated()):
