@@ -18,7 +18,7 @@ from normgauge.symmetry._probe import generic_point
 from normgauge.symmetry._values import BARE, WIDER, Function, Point, Setting
 
 MOST_PARAMETERS = 1500  # beyond, a Jacobian written out costs more than everything else
-MOST_SAMPLES = 64
+FEW_SAMPLES, MOST_SAMPLES = 8, 64  # of a batch; few where none sees another
 BATCHES = 24  # few leave units silent that others wake, and statistics of batches are hardly seen on one
 ROWS = 1.3  # equations per unknown
 NULL, CLEAR = 1e-13, 1e-11  # relative singular values below the one are null; between the two nothing is decided
@@ -134,12 +134,16 @@ class _Walk:
         )
         vectors = written_out(families, point, self.names)
         fixed = torch.cat([vectors, torch.eye(len(silent), dtype=torch.float64)[silent]])
-        self.part = function.part(MOST_SAMPLES, generator(5))
-        outputs = function.outputs(point, part=self.part).numel()
         wanted = ROWS * (len(self.start) - int(torch.linalg.matrix_rank(fixed))) + 20
+        outputs, samples = function.outputs(point).numel(), function.samples[0]
+        enough = max(FEW_SAMPLES, math.ceil(1.5 * wanted * samples / (BATCHES * outputs)))
+        self.held = function.part(MOST_SAMPLES, generator(5))
+        self.part = function.part(enough, generator(5)) if apart and enough < MOST_SAMPLES else self.held
+        outputs = function.outputs(point, part=self.part).numel()
         draws = max(BATCHES, math.ceil(wanted / outputs))
-        together = 4 if apart else 1  # draws side by side in one batch
+        together = 1 if wanted > 200 or not apart else 4  # draws side by side in one batch
         self.draws = [Setting(fresh=WIDER + k, times=together) for k in range(0, draws, together)]
+        self.whole = [Setting(fresh=WIDER, times=together * len(self.draws))] if apart else self.draws
         shape = (math.ceil(wanted / len(self.draws)), outputs * together)
         self.mixes = [torch.randn(shape, generator=generator(k), dtype=torch.float64) for k in range(len(self.draws))]
         self.likes: tuple[Setting, ...] = (BARE,)
@@ -160,10 +164,10 @@ class _Walk:
         lengths = lengths.clamp_min(1e-12 * float(lengths.max()) + 1e-300)
         return rows / lengths, lengths[:, 0]
 
-    def _outputs(self, flat: Tensor, draws: Sequence[Setting]) -> list[Tensor]:
+    def _outputs(self, flat: Tensor, draws: Sequence[Setting], part: Tensor | None) -> list[Tensor]:
         """Return the outputs on these draws, in every setting that is claimed."""
         settings = [replace(draw, mode=like.mode, eps=like.eps) for like in self.likes for draw in draws]
-        return [self.function.outputs(self._point(flat), setting, self.part) for setting in settings]
+        return [self.function.outputs(self._point(flat), setting, part) for setting in settings]
 
     def holds_in(self, likes: Sequence[Setting]) -> bool:
         """Take these settings' equations together; tell whether they leave all of `null` free, up to the families."""
@@ -189,7 +193,7 @@ class _Walk:
         for step in STEPS:
             try:
                 end, left = self._correct(self.start + step * length * along)
-                first, last = (self._outputs(point, HELD_OUT) for point in (self.start, end))
+                first, last = (self._outputs(point, HELD_OUT, self.held) for point in (self.start, end))
             except NonFiniteError:
                 continue
             self.distance = float((end - self.start) @ along) / length
@@ -204,10 +208,11 @@ class _Walk:
     def _correct(self, flat: Tensor) -> tuple[Tensor, float]:
         """Return a solution near a point, by Newton's method with the start's Jacobian, and what is left of the gap."""
         size = last = math.inf
-        before, mixes = self._outputs(self.start, self.draws), self.mixes * len(self.likes)
+        before, mixes = self._outputs(self.start, self.whole, self.part), self.mixes * len(self.likes)
         scale = max(float(value.abs().max()) for value in before)
         for _ in range(CORRECTIONS):
-            gaps = [a - b for a, b in zip(self._outputs(flat, self.draws), before, strict=True)]
+            pairs = zip(self._outputs(flat, self.whole, self.part), before, strict=True)
+            gaps = [gap for a, b in pairs for gap in (a - b).chunk(len(self.draws) // len(self.whole))]
             size = max(float(gap.abs().max()) for gap in gaps) / scale
             if size > 0.7 * last or size == 0.0:
                 break
