@@ -63,7 +63,7 @@ def draw_batches(model, case: Subject, source):
     """
     with torch.no_grad():
         rows = copy.deepcopy(model)(case.inputs).numel()
-    few, count = 16 if case.mode == "train" else 4, sum(p.numel() for p in model.parameters())
+    few, count = 16 if case.mode == "train" else 4, sum(p.numel() for p in model.parameters() if p.requires_grad)
     return [draw(case, source, 1.0 + 2 * (k % 2)) for k in range(max(few, -(-5 * count // (2 * rows))))]
 
 
@@ -78,7 +78,7 @@ def fibre_moves(double, bare, case: Subject, result, family, seed):
     twins = [(model, case.mode) for model in models]
     if case.mode == "train" and family.status != "batch_statistics_only":
         twins.append((models[0], "eval"))
-    for number, spread in enumerate(SPREADS):
+    for number, spread in enumerate(3 * SPREADS):
         source, point = torch.Generator().manual_seed(seed + number), generic_point(double, seed + number, spread)
         batches = draw_batches(double, case, source)
         count, moved = fibre_walk(twins, batches, draw(case, source), rest, point, unobserved=result.unobserved)
@@ -145,7 +145,7 @@ def dense_nullity(model, case: Subject, seed) -> tuple[int, bool]:
     And whether rounding leaves it clear: saturated units before a norm without eps may lift null singular values.
     """
     source = torch.Generator().manual_seed(seed + 5)
-    batches, count = draw_batches(model, case, source), sum(p.numel() for p in model.parameters())
+    batches, count = draw_batches(model, case, source), sum(p.numel() for p in model.parameters() if p.requires_grad)
     rows = copy.deepcopy(model)(case.inputs).numel()
     # combinations of all outputs: a few of the outputs themselves may leave a row of the head unread
     mix = lambda: torch.randn(-(-5 * count // (2 * len(batches))), rows, generator=source)  # noqa: E731

@@ -27,7 +27,7 @@ HELD_OUT = Setting(fresh=998), Setting(fresh=999)  # the inputs on which a walk 
 STEPS = (0.04, 0.008, 0.0016, 0.0003)  # of a walk, over the length of the parameters
 CORRECTIONS = 20
 WALKS, AGREEING = 3, 4  # walks from points, and points in all, with the least count
-SPREADS = (1.6, 1.0, 2.5, 1.6, 0.7, 4.0, 1.0, 2.5, 1.6, 4.0, 1.0, 2.5)  # of the points; large ones wake more units
+SPREADS = (1.6, 1.0, 2.5, 10.0, 1.6, 4.0, 1.0, 2.5, 1.6, 4.0, 1.0, 2.5)  # of the points; large ones wake more units
 BIASES = (0.3, 0.01, None)  # of the points, in turn: a large bias, or one taken for a gain, keeps a unit from bending
 
 
