@@ -18,7 +18,7 @@ from normgauge.symmetry._probe import generic_point
 from normgauge.symmetry._values import BARE, WIDER, Function, Point, Setting
 
 MOST_PARAMETERS = 1500  # beyond, a Jacobian written out costs more than everything else
-FEW_SAMPLES, MOST_SAMPLES = 8, 64  # of a batch; few where none sees another
+MOST_SAMPLES = 64
 BATCHES = 24  # few leave units silent that others wake, and statistics of batches are hardly seen on one
 ROWS = 1.3  # equations per unknown
 NULL, CLEAR = 1e-13, 1e-11  # relative singular values below the one are null; between the two nothing is decided
@@ -59,23 +59,29 @@ class FibreFamily(Family):
         return ", ".join(self._titled(name) for name in self.names)
 
 
+def can_walk(function: Function) -> bool:
+    """Tell whether a Jacobian of the outputs can be written out in float64, on inputs of our own."""
+    count = sum(value.numel() for value in function.user.values())
+    return count <= MOST_PARAMETERS and function.of == "outputs" and function.double and function.draws_inputs
+
+
 def fibre_families(
     function: Function, certifier: Certifier, families: Sequence[Family], unused: dict[str, Tensor], seed: int
-) -> list[FibreFamily]:
-    """Return what is null at every redrawn point, beside the given families, as at most one family.
+) -> list[FibreFamily] | None:
+    """Return what is null at every redrawn point beside the families, as at most one family; `None` if not settled.
 
-    The null space of the Jacobian over the user's and fresh inputs is taken modulo the families. At points where units
-    are silent or never bend it is larger, so the least of its dimensions counts, if four points and a third of all
-    have it and walks of finite length from three of them leave it and held-out outputs as they are. The status is the
-    first whose settings have all these directions in common and the walks pass in every one of them at once.
+    The null space of the Jacobian over fresh inputs is taken modulo the families (undecided ones too: what a far change
+    broke is not claimed by a short walk). At points where units are silent or never bend it is larger, so the least of
+    its dimensions counts, if four points and a third of all have it and walks of finite length from three of them leave
+    it and held-out outputs as they are. The status is the first whose settings have all these directions in common and
+    the walks pass in every one of them at once. Nothing is where the gradients are not the function's.
     """
-    count = sum(value.numel() for value in function.user.values())
-    if count > MOST_PARAMETERS or function.of != "outputs" or not function.double or not function.draws_inputs:
-        return []
     starts: list[_Walk] = []
     for number, spread in enumerate(SPREADS):
         point = generic_point(function, seed + 700 + number, spread, BIASES[number % len(BIASES)])
         apart = starts[0].apart if starts else function.keeps_samples_apart(point)
+        if number == 0 and not _has_slopes(function, point):
+            return None
         start = _Walk(function, point, families, unused, apart=apart)
         if start.nullity == 0:
             return []
@@ -85,14 +91,24 @@ def fibre_families(
         if len(chosen) >= max(AGREEING, len(starts) / 3):
             break
     else:
-        return []
+        return None
     for status, settings in _claims(certifier):
         if walks := _walked(chosen, settings, certifier.tolerance, seed):
             moved, distance = max(w.moved for w in walks), min(w.distance for w in walks)
             note = {"moved": moved, "distance": distance, "tolerance": certifier.tolerance, "points": float(len(walks))}
             note |= {"eps_effect": certifier.eps_effect()} if status == "exact_without_eps" else {}
             return [FibreFamily("fibre", (), least, status=status, certificate=note, names=walks[0].touched())]
-    return []
+    return None
+
+
+def _has_slopes(function: Function, point: Point) -> bool:
+    """Tell whether outputs move as their gradients say: not where they are rounded or a part is detached."""
+    source = generator(11)
+    step = {name: 1e-6 * torch.randn(v.shape, generator=source, dtype=v.dtype) for name, v in point.items()}
+    ahead, behind = (function.outputs({n: v + sign * step[n] for n, v in point.items()}) for sign in (1.0, -1.0))
+    mix = torch.randn((8, len(ahead)), generator=source, dtype=ahead.dtype)
+    slopes = function.mixed_gradients(point, mix, BARE, None) @ torch.cat([v.reshape(-1) for v in step.values()])
+    return bool((mix @ (ahead - behind) / 2 - slopes).norm() <= 1e-2 * slopes.norm())
 
 
 def _claims(certifier: Certifier) -> list[tuple[SymmetryStatus, tuple[Setting, ...]]]:
@@ -134,14 +150,11 @@ class _Walk:
         )
         vectors = written_out(families, point, self.names)
         fixed = torch.cat([vectors, torch.eye(len(silent), dtype=torch.float64)[silent]])
-        wanted = ROWS * (len(self.start) - int(torch.linalg.matrix_rank(fixed))) + 20
-        outputs, samples = function.outputs(point).numel(), function.samples[0]
-        enough = max(FEW_SAMPLES, math.ceil(1.5 * wanted * samples / (BATCHES * outputs)))
-        self.held = function.part(MOST_SAMPLES, generator(5))
-        self.part = function.part(enough, generator(5)) if apart and enough < MOST_SAMPLES else self.held
+        self.part = function.part(MOST_SAMPLES, generator(5))
         outputs = function.outputs(point, part=self.part).numel()
+        wanted = ROWS * (len(self.start) - int(torch.linalg.matrix_rank(fixed))) + 20
         draws = max(BATCHES, math.ceil(wanted / outputs))
-        together = 1 if wanted > 200 or not apart else 4  # draws side by side in one batch
+        together = 4 if apart and wanted < 200 else 1  # draws side by side in one batch
         self.draws = [Setting(fresh=WIDER + k, times=together) for k in range(0, draws, together)]
         self.whole = [Setting(fresh=WIDER, times=together * len(self.draws))] if apart else self.draws
         shape = (math.ceil(wanted / len(self.draws)), outputs * together)
@@ -164,10 +177,10 @@ class _Walk:
         lengths = lengths.clamp_min(1e-12 * float(lengths.max()) + 1e-300)
         return rows / lengths, lengths[:, 0]
 
-    def _outputs(self, flat: Tensor, draws: Sequence[Setting], part: Tensor | None) -> list[Tensor]:
+    def _outputs(self, flat: Tensor, draws: Sequence[Setting]) -> list[Tensor]:
         """Return the outputs on these draws, in every setting that is claimed."""
         settings = [replace(draw, mode=like.mode, eps=like.eps) for like in self.likes for draw in draws]
-        return [self.function.outputs(self._point(flat), setting, part) for setting in settings]
+        return [self.function.outputs(self._point(flat), setting, self.part) for setting in settings]
 
     def holds_in(self, likes: Sequence[Setting]) -> bool:
         """Take these settings' equations together; tell whether they leave all of `null` free, up to the families."""
@@ -193,7 +206,7 @@ class _Walk:
         for step in STEPS:
             try:
                 end, left = self._correct(self.start + step * length * along)
-                first, last = (self._outputs(point, HELD_OUT, self.held) for point in (self.start, end))
+                first, last = (self._outputs(point, HELD_OUT) for point in (self.start, end))
             except NonFiniteError:
                 continue
             self.distance = float((end - self.start) @ along) / length
@@ -208,10 +221,10 @@ class _Walk:
     def _correct(self, flat: Tensor) -> tuple[Tensor, float]:
         """Return a solution near a point, by Newton's method with the start's Jacobian, and what is left of the gap."""
         size = last = math.inf
-        before, mixes = self._outputs(self.start, self.whole, self.part), self.mixes * len(self.likes)
+        before, mixes = self._outputs(self.start, self.whole), self.mixes * len(self.likes)
         scale = max(float(value.abs().max()) for value in before)
         for _ in range(CORRECTIONS):
-            pairs = zip(self._outputs(flat, self.whole, self.part), before, strict=True)
+            pairs = zip(self._outputs(flat, self.whole), before, strict=True)
             gaps = [gap for a, b in pairs for gap in (a - b).chunk(len(self.draws) // len(self.whole))]
             size = max(float(gap.abs().max()) for gap in gaps) / scale
             if size > 0.7 * last or size == 0.0:
