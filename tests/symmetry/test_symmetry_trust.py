@@ -414,7 +414,7 @@ def test_no_oddity_has_a_false_certificate(name, size):
 
 # -- the hunt -------------------------------------------------------------------------------------------------------
 
-MISSED = 0.10  # share of the nullity; what is missed is said in docs/dev/symmetry-discovery.md
+MISSED = 0.02  # share of the nullity, with what no walk of the hunt's own confirmed; docs/dev/symmetry-discovery.md
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -427,4 +427,4 @@ def test_the_hunt_over_a_thousand_networks(record_property):
     outcomes = hunt(0, 1000)
     record_property("counts", table(outcomes))
     assert [(o.seed, o.false) for o in outcomes if o.false] == []
-    assert sum(o.missed for o in outcomes) <= MISSED * sum(o.nullity for o in outcomes)
+    assert sum(o.missed + o.unjudged for o in outcomes) <= MISSED * sum(o.nullity for o in outcomes)
