@@ -60,7 +60,7 @@ def symmetries(
         null space of the Jacobian is kind `fibre`: directions without closed form, as many as there are at the redrawn
         points with the fewest, if walks of finite length along them leave held-out outputs alone, in all settings that
         the status claims at once (`exact`: with eps and without). These counts are estimates: the least over redrawn
-        points, and another solver, walking elsewhere, disputed none but could judge three quarters.
+        points, near which they are walked.
     Cost: 9 gradients on the batch (on halves or quarters of a large one), up to 48 on a sixteenth of it, and
         about 28 forwards on a quarter; the sum in passes over the batch is `Symmetries.cost`. With `walk`, 1.3
         gradients per parameter more, and up to about forty times that where something has no closed form.
@@ -71,7 +71,8 @@ def symmetries(
         of: "outputs" (unchanged outputs) or "loss" (unchanged loss, e.g. a common shift of logits).
         seed: of redrawn points, cotangents and finite changes.
         memory: bytes it may take besides the graph of a forward; by default what the machine has.
-        walk: whether to look for directions without closed form, in networks of at most 1,500 parameters.
+        walk: whether to look for directions without closed form, in networks of at most 1,500 parameters; the result's
+            `.walked` and its last line say whether that was done.
 
     Returns:
         `Symmetries`, with `.generators`, `.dimension`, `.project`, `.canonical`, `.explain()` and more.
