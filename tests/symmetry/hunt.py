@@ -55,6 +55,18 @@ def draw(case: Subject, source, size=1.0):
     return torch.randint(0, int(case.inputs.max()) + 1, case.inputs.shape, generator=source)
 
 
+def draw_batches(model, case: Subject, source):
+    """Draw batches with two and a half times as many outputs as parameters, or more; every second one is larger.
+
+    In train mode sixteen at least: where a layer is linear but for its statistics, a batch tells little. Larger inputs
+    wake units that are silent or never bend.
+    """
+    with torch.no_grad():
+        rows = copy.deepcopy(model)(case.inputs).numel()
+    few, count = 16 if case.mode == "train" else 4, sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return [draw(case, source, 1.0 + 2 * (k % 2)) for k in range(max(few, -(-5 * count // (2 * rows))))]
+
+
 def fibre_moves(double, bare, case: Subject, result, family, seed):
     """How far fresh outputs move over a walk in the settings that the status claims, all at once; None if none decides.
 
@@ -66,9 +78,9 @@ def fibre_moves(double, bare, case: Subject, result, family, seed):
     twins = [(model, case.mode) for model in models]
     if case.mode == "train" and family.status != "batch_statistics_only":
         twins.append((models[0], "eval"))
-    for number, spread in enumerate(SPREADS):
+    for number, spread in enumerate(3 * SPREADS):
         source, point = torch.Generator().manual_seed(seed + number), generic_point(double, seed + number, spread)
-        batches = [draw(case, source, size) for size in (1.0, 3.0) * (8 if case.mode == "train" else 2)]
+        batches = draw_batches(double, case, source)
         count, moved = fibre_walk(twins, batches, draw(case, source), rest, point, unobserved=result.unobserved)
         if count is not None and count < family.size:
             return float("inf")
@@ -133,12 +145,8 @@ def dense_nullity(model, case: Subject, seed) -> tuple[int, bool]:
     And whether rounding leaves it clear: saturated units before a norm without eps may lift null singular values.
     """
     source = torch.Generator().manual_seed(seed + 5)
-    count = sum(p.numel() for p in model.parameters())
-    with torch.no_grad():
-        rows = copy.deepcopy(model)(case.inputs).numel()
-    few = 16 if case.mode == "train" else 4  # where a layer is linear but for its statistics, a batch tells little
-    # larger inputs wake units that are silent or never bend
-    batches = [draw(case, source, 1.0 + 2 * (k % 2)) for k in range(max(few, -(-5 * count // (2 * rows))))]
+    batches, count = draw_batches(model, case, source), sum(p.numel() for p in model.parameters() if p.requires_grad)
+    rows = copy.deepcopy(model)(case.inputs).numel()
     # combinations of all outputs: a few of the outputs themselves may leave a row of the head unread
     mix = lambda: torch.randn(-(-5 * count // (2 * len(batches))), rows, generator=source)  # noqa: E731
     forward = lambda twin, inputs: mix() @ twin(inputs).reshape(-1)  # noqa: E731

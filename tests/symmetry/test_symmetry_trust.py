@@ -8,6 +8,7 @@ from torch.nn.utils import parametrizations
 
 import normgauge as ng
 from normgauge.network import WithoutEps, without_eps
+from symmetry import oddities
 from symmetry.hunt import examine, hunt, table
 from symmetry.zoo import Subject
 
@@ -289,6 +290,7 @@ def test_a_walk_counts_only_in_the_settings_that_its_status_claims(layer, mode, 
 REWALKED = {
     10102: "a scale that eps breaks is no constraint of a walk with eps",
     10120: "entries that are silent at a point hold directions that others do not have",
+    10272: "batches with fewer outputs than parameters: more looked null than is",
     10532: "more directions are null at points of usual size, and walks along those move outputs",
 }
 
@@ -373,9 +375,46 @@ def test_small_constants_elsewhere_stay():
         assert float(((x + 1e-3) - x).abs().max()) > 9e-4
 
 
+# -- made to lead astray -------------------------------------------------------------------------------------------
+
+
+def _odd(name, mode="eval", size=None):
+    case = oddities.subject(name, mode, size)
+    return found(case.model, case.inputs, mode)
+
+
+def test_what_straight_through_gradients_hide_is_not_walked():
+    """Rounded weights move no output on a short walk, and their gradients are not those of the function."""
+    result = _odd("Quantized")
+    assert (result.dimension, result.fibre_dimension, result.walked) == (0, 0, None)
+
+
+@pytest.mark.parametrize(("name", "undecided"), [("FarAway", {"rescale"}), ("Hard", {"rescale", "shift", "matrix"})])
+def test_what_a_far_change_breaks_is_not_counted(name, undecided):
+    """Homogeneous below 1000, or linear between -30 and 30, is not homogeneous or linear; nor is it on a short walk."""
+    result = _odd(name)
+    assert {f.kind for f in result.families if f.status == "undecided"} == undecided
+    assert result.fibre_dimension == result.matrix_dimension == 0
+
+
+def test_frozen_weights_keep_no_unit_from_bending_at_every_point():
+    """At the nearer points all units behind frozen weights of 0.01 are silent or never bend: 7 directions for 6."""
+    outcome = examine(0, oddities.subject("Frozen", "eval", 0.01))
+    assert outcome.false == [] and outcome.explained <= outcome.nullity == 12
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("size", [None, 0.01, 10.0])
+@pytest.mark.parametrize("name", oddities.ODDITIES)
+def test_no_oddity_has_a_false_certificate(name, size):
+    for mode in oddities.ODDITIES[name][1]:
+        outcome = examine(0, oddities.subject(name, mode, size))
+        assert outcome.false == [] and (outcome.explained <= outcome.nullity or name == "Hard"), mode
+
+
 # -- the hunt -------------------------------------------------------------------------------------------------------
 
-MISSED = 0.10  # share of the nullity; what is missed is said in docs/dev/symmetry-discovery.md
+MISSED = 0.02  # share of the nullity, with what no walk of the hunt's own confirmed; docs/dev/symmetry-discovery.md
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -388,4 +427,4 @@ def test_the_hunt_over_a_thousand_networks(record_property):
     outcomes = hunt(0, 1000)
     record_property("counts", table(outcomes))
     assert [(o.seed, o.false) for o in outcomes if o.false] == []
-    assert sum(o.missed for o in outcomes) <= MISSED * sum(o.nullity for o in outcomes)
+    assert sum(o.missed + o.unjudged for o in outcomes) <= MISSED * sum(o.nullity for o in outcomes)

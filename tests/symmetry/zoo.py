@@ -306,7 +306,7 @@ def generic_point(model, seed, spread=1.0):
     """Parameters of order one (by fan-in) or another size: a symmetry of the architecture holds there as everywhere."""
     source = torch.Generator().manual_seed(seed)
     point = {}
-    for name, value in model.named_parameters():
+    for name, value in ((name, value) for name, value in model.named_parameters() if value.requires_grad):
         noise = torch.randn(value.shape, generator=source, dtype=value.dtype)
         if sum(s > 1 for s in value.shape) > 1:
             point[name] = spread * noise / math.sqrt(value[0].numel())

@@ -27,7 +27,7 @@ HELD_OUT = Setting(fresh=998), Setting(fresh=999)  # the inputs on which a walk 
 STEPS = (0.04, 0.008, 0.0016, 0.0003)  # of a walk, over the length of the parameters
 CORRECTIONS = 20
 WALKS, AGREEING = 3, 4  # walks from points, and points in all, with the least count
-SPREADS = (1.6, 1.0, 2.5, 1.6, 0.7, 4.0, 1.0, 2.5, 1.6, 4.0, 1.0, 2.5)  # of the points; large ones wake more units
+SPREADS = (1.6, 1.0, 2.5, 10.0, 1.6, 4.0, 1.0, 2.5, 1.6, 4.0, 1.0, 2.5)  # of the points; large ones wake more units
 BIASES = (0.3, 0.01, None)  # of the points, in turn: a large bias, or one taken for a gain, keeps a unit from bending
 
 
@@ -59,23 +59,29 @@ class FibreFamily(Family):
         return ", ".join(self._titled(name) for name in self.names)
 
 
+def can_walk(function: Function) -> bool:
+    """Tell whether a Jacobian of the outputs can be written out in float64, on inputs of our own."""
+    count = sum(value.numel() for value in function.user.values())
+    return count <= MOST_PARAMETERS and function.of == "outputs" and function.double and function.draws_inputs
+
+
 def fibre_families(
     function: Function, certifier: Certifier, families: Sequence[Family], unused: dict[str, Tensor], seed: int
-) -> list[FibreFamily]:
-    """Return what is null at every redrawn point, beside the given families, as at most one family.
+) -> list[FibreFamily] | None:
+    """Return what is null at every redrawn point beside the families, as at most one family; `None` if not settled.
 
-    The null space of the Jacobian over the user's and fresh inputs is taken modulo the families. At points where units
-    are silent or never bend it is larger, so the least of its dimensions counts, if four points and a third of all
-    have it and walks of finite length from three of them leave it and held-out outputs as they are. The status is the
-    first whose settings have all these directions in common and the walks pass in every one of them at once.
+    The null space of the Jacobian over fresh inputs is taken modulo the families (undecided ones too: what a far change
+    broke is not claimed by a short walk). At points where units are silent or never bend it is larger, so the least of
+    its dimensions counts, if four points and a third of all have it and walks of finite length from three of them leave
+    it and held-out outputs as they are. The status is the first whose settings have all these directions in common and
+    the walks pass in every one of them at once. Nothing is where the gradients are not the function's.
     """
-    count = sum(value.numel() for value in function.user.values())
-    if count > MOST_PARAMETERS or function.of != "outputs" or not function.double or not function.draws_inputs:
-        return []
     starts: list[_Walk] = []
     for number, spread in enumerate(SPREADS):
         point = generic_point(function, seed + 700 + number, spread, BIASES[number % len(BIASES)])
         apart = starts[0].apart if starts else function.keeps_samples_apart(point)
+        if number == 0 and not _has_slopes(function, point):
+            return None
         start = _Walk(function, point, families, unused, apart=apart)
         if start.nullity == 0:
             return []
@@ -85,14 +91,24 @@ def fibre_families(
         if len(chosen) >= max(AGREEING, len(starts) / 3):
             break
     else:
-        return []
+        return None
     for status, settings in _claims(certifier):
         if walks := _walked(chosen, settings, certifier.tolerance, seed):
             moved, distance = max(w.moved for w in walks), min(w.distance for w in walks)
             note = {"moved": moved, "distance": distance, "tolerance": certifier.tolerance, "points": float(len(walks))}
             note |= {"eps_effect": certifier.eps_effect()} if status == "exact_without_eps" else {}
             return [FibreFamily("fibre", (), least, status=status, certificate=note, names=walks[0].touched())]
-    return []
+    return None
+
+
+def _has_slopes(function: Function, point: Point) -> bool:
+    """Tell whether outputs move as their gradients say: not where they are rounded or a part is detached."""
+    source = generator(11)
+    step = {name: 1e-6 * torch.randn(v.shape, generator=source, dtype=v.dtype) for name, v in point.items()}
+    ahead, behind = (function.outputs({n: v + sign * step[n] for n, v in point.items()}) for sign in (1.0, -1.0))
+    mix = torch.randn((8, len(ahead)), generator=source, dtype=ahead.dtype)
+    slopes = function.mixed_gradients(point, mix, BARE, None) @ torch.cat([v.reshape(-1) for v in step.values()])
+    return bool((mix @ (ahead - behind) / 2 - slopes).norm() <= 1e-2 * slopes.norm())
 
 
 def _claims(certifier: Certifier) -> list[tuple[SymmetryStatus, tuple[Setting, ...]]]:
@@ -138,8 +154,9 @@ class _Walk:
         outputs = function.outputs(point, part=self.part).numel()
         wanted = ROWS * (len(self.start) - int(torch.linalg.matrix_rank(fixed))) + 20
         draws = max(BATCHES, math.ceil(wanted / outputs))
-        together = 4 if apart else 1  # draws side by side in one batch
+        together = 4 if apart and wanted < 200 else 1  # draws side by side in one batch
         self.draws = [Setting(fresh=WIDER + k, times=together) for k in range(0, draws, together)]
+        self.whole = [Setting(fresh=WIDER, times=together * len(self.draws))] if apart else self.draws
         shape = (math.ceil(wanted / len(self.draws)), outputs * together)
         self.mixes = [torch.randn(shape, generator=generator(k), dtype=torch.float64) for k in range(len(self.draws))]
         self.likes: tuple[Setting, ...] = (BARE,)
@@ -204,10 +221,11 @@ class _Walk:
     def _correct(self, flat: Tensor) -> tuple[Tensor, float]:
         """Return a solution near a point, by Newton's method with the start's Jacobian, and what is left of the gap."""
         size = last = math.inf
-        before, mixes = self._outputs(self.start, self.draws), self.mixes * len(self.likes)
+        before, mixes = self._outputs(self.start, self.whole), self.mixes * len(self.likes)
         scale = max(float(value.abs().max()) for value in before)
         for _ in range(CORRECTIONS):
-            gaps = [a - b for a, b in zip(self._outputs(flat, self.draws), before, strict=True)]
+            pairs = zip(self._outputs(flat, self.whole), before, strict=True)
+            gaps = [gap for a, b in pairs for gap in (a - b).chunk(len(self.draws) // len(self.whole))]
             size = max(float(gap.abs().max()) for gap in gaps) / scale
             if size > 0.7 * last or size == 0.0:
                 break

@@ -37,6 +37,12 @@ _STATUS = {
     "undecided": " (undecided: null to first order, not certified as a finite change)",
 }
 
+_WALKED = {
+    True: "directions without closed form were looked for",
+    None: "directions without closed form were looked for, how many there are is not settled: a lower bound",
+    False: "directions without closed form were not looked for (walk=True, up to 1,500 parameters): a lower bound",
+}
+
 
 @dataclass(frozen=True)
 class Symmetries(Result):
@@ -51,6 +57,7 @@ class Symmetries(Result):
         of: "outputs" or "loss".
         shapes: the parameters and their shapes, in order.
         gauge: the name of the canonical gauge.
+        walked: whether directions without closed form were looked for; `None` where that did not settle how many.
     """
 
     families: tuple[Family, ...]
@@ -60,6 +67,7 @@ class Symmetries(Result):
     of: str
     shapes: dict[str, tuple[int, ...]]
     gauge: str = "unit-writer"
+    walked: bool | None = False
     parameters: dict[str, Tensor] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -239,6 +247,7 @@ class Symmetries(Result):
         here = sum(len(f) for f in self.families if f.status == "exact_here")
         notes = (
             "certified by finite changes at redrawn points",
+            _WALKED[self.walked],
             f"eps moves the outputs by {max(effects):.1e} at most" if effects else "",
             f"{silent} entries had no gradient in this data" if silent else "",
             f"{undecided} generators undecided" if undecided else "",
@@ -266,7 +275,10 @@ class Symmetries(Result):
             "families": [family.to_json() for family in self.families],
             "unobserved": self.unobserved,
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
-            **{name: getattr(self, name) for name in ("dimension", "matrix_dimension", "mode", "of", "seed", "gauge")},
+            **{
+                name: getattr(self, name)
+                for name in ("dimension", "matrix_dimension", "mode", "of", "seed", "gauge", "walked")
+            },
             "cost": plain(self.cost),
         }
         Path(path).write_text(json.dumps(data), encoding="utf-8")
