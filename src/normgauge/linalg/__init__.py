@@ -9,13 +9,5 @@ from normgauge.linalg.lanczos import Eigenpairs, eigenpairs, machine_memory
 from normgauge.linalg.quadrature import Nodes, TraceEstimate, hutchinson, spectral_nodes
 
 __all__ = ["Convolution", "DenseOperator", "Eigenpairs", "Nodes", "Operator", "SingularPair", "SymbolBound"]
-__all__ += [
-    "TraceEstimate",
-    "eigenpairs",
-    "hutchinson",
-    "inner",
-    "machine_memory",
-    "peak_frequency",
-    "random_start_bound",
-]
-__all__ += ["spectral_nodes", "symbol_bound", "symbol_is_exact", "top_singular_pair"]
+__all__ += ["TraceEstimate", "eigenpairs", "hutchinson", "inner", "machine_memory", "peak_frequency"]
+__all__ += ["random_start_bound", "spectral_nodes", "symbol_bound", "symbol_is_exact", "top_singular_pair"]
