@@ -468,7 +468,7 @@ def subject(name, mode, size):
     model = cls()
     if size is not None:
         with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.ndim > 1:
+            for key, parameter in model.named_parameters():
+                if parameter.ndim > 1 and "parametrizations" not in key:
                     parameter.copy_(size * torch.randn_like(parameter))
     return Subject(name, model, torch.randn(shape), mode, f"{name}, {mode}, {size}")

@@ -220,8 +220,8 @@ def subject_of(name):
     return Subject(name, Outputs(model, "input_ids"), tokens, "eval", name)
 
 
-# directions without closed form; a vocabulary of 13 makes most of them (docs/dev/symmetry-discovery.md)
-MISSED = {"qwen2": 6, "qwen3": 18, "bert": 1, "neox": 263, "convnext": 26}
+# directions without closed form that walks do not count (docs/dev/symmetry-discovery.md)
+MISSED = {"convnext": 26}
 
 
 @pytest.mark.heavy

@@ -130,7 +130,7 @@ def symmetries(
     walked: bool | None = walk and can_walk(function)
     if walked:
         fibres = fibre_families(function, certifier, known, unused_entries(signatures), seed)
-        certified, walked = certified + (fibres or []), None if fibres is None else True
+        certified, walked = [*certified, *(fibres or ())], None if fibres is None else True
     signatures.point = certifier.point(0)
     return _result(function, certified, signatures, walked)
 
