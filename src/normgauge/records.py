@@ -239,11 +239,18 @@ def text_width() -> int | None:
 
 
 def wrap_words(text: str, width: int | None) -> str:
-    """Break lines between words, none inside of a word."""
+    """Break lines between words, none inside of a word; what follows a `label:  ` stays beneath its words.
+
+    Examples:
+        >>> print(wrap_words("note:  one two three", 14))
+        note:  one two
+               three
+    """
     if width is None:
         return text
     wrap = partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(wrap(line, subsequent_indent=" " * (len(line) - len(line.lstrip()))) for line in text.splitlines())
+    starts = [re.match(r" *(?:[a-z ]+:  +)?", line) for line in text.splitlines()]
+    return "\n".join(wrap(m.string, subsequent_indent=" " * m.end()) for m in starts if m)
 
 
 def _fit_columns(rows: Sequence[Row], columns: Sequence[str], width: int | None) -> list[list[str]]:

@@ -27,7 +27,7 @@ LEAST_SEEDS = 3
 Bounds = tuple[float | None, float | None]
 FREE: Bounds = (None, None)
 _SIZE = re.compile(
-    r"(?:^|_)(?:loss|distance|range|norm|error|angle|angle_rise|rises|spike|condition|condition_number|iterations"
+    r"(?:^|_)(?:loss|distance|range|norm|norm_change|error|angle|angle_rise|rises|spike|condition|condition_number|iterations"
     r"|gradients|seconds|steps|steps_to_\w+?)(?:_now)?$"
 )
 

@@ -230,3 +230,10 @@ def test_judges_say_how_far_they_are_in_plain_lines_where_there_is_no_terminal(c
         for done in range(1, 9):
             progress("S0-x", done, 8)
     assert capsys.readouterr().err.splitlines() == [f"judged {k} of 8" for k in (2, 4, 6, 8)]
+
+
+def test_a_claim_in_full_hangs_beneath_its_labels(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "72")
+    lines = normgauge("claims", "--id", "S1-T4.1", "--shipped", cwd=tmp_path).stdout.splitlines()
+    assert max(map(len, lines)) <= 72 and all(line == line.rstrip() for line in lines)
+    assert all(line[:1].isspace() or ":" in line[:13] for line in lines[2:-1])

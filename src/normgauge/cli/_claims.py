@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from normgauge.cli._console import console, judging_bar
+from normgauge.records import text_width, wrap_words
 
 
 def claims(
@@ -59,7 +60,8 @@ def claims(
     elif html is not None:
         typer.echo(html)
     elif id:
-        console().print("\n\n".join(book.explain(claim.id) for claim in book))
+        told = "\n\n".join(book.explain(claim.id) for claim in book)
+        console().print(wrap_words(told, text_width()))
     else:
         console().print(str(book))
     if any(claim.status == "error" for claim in book):

@@ -141,6 +141,9 @@ def _list(as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    rows = [{"study": row["study"], "question": row["question"], **row} for row in rows]  # what is asked comes first
+    told = [f"{row['question']} ({row['paper']}, {row['place']})" for row in rows]
+    rows = [
+        {k: row[k] for k in ("study", "small", "data")} | {"question": q} for row, q in zip(rows, told, strict=True)
+    ]
     footer = "Run one with `normgauge reproduce NAME`; minutes are of the small size on two cores."
     typer.echo(format_table(rows, title="Experiments of the papers", footer=footer))
