@@ -126,7 +126,8 @@ def test_a_size_of_three_is_not_huge_behind_small_embeddings():
 
 
 def test_one_is_counted_in_the_singular():
-    said = ng.checkup(net(momentum=0.99), batch()).meaning()
+    found = ng.checkup(net(momentum=0.99), batch())
+    said = found.meaning() + found.text()
     assert not re.search(r"\b1 (errors|warnings|notes)\b", said) and re.search(r"\b0 errors\b|\b1 error\b", said)
 
 

@@ -77,6 +77,9 @@ class Checkup(Result):
         counted = Counter(finding.severity for finding in self.findings)
         return {"errors": counted["error"], "warnings": counted["warning"], "notes": counted["info"]}
 
+    def _counted(self) -> str:
+        return ", ".join(f"{count} {name[: len(name) - (count == 1)]}" for name, count in self._counts().items())
+
     def readings(self) -> tuple[Reading, ...]:
         """Return how many findings there are of each severity."""
         own = [Reading(name, count) for name, count in self._counts().items()]
@@ -93,7 +96,7 @@ class Checkup(Result):
         return [{"id": f.id, "severity": f.severity, "where": f.where, "evidence": f.evidence} for f in self.findings]
 
     def _meaning(self) -> str:
-        said = ", ".join(f"{count} {name[: len(name) - (count == 1)]}" for name, count in self._counts().items())
+        said = self._counted()
         if self.status != "ok":
             return f"{said}; the model did not run, so that most of {len(self.checks)} checks saw nothing."
         if self.divergence is not None:
@@ -130,7 +133,7 @@ class Checkup(Result):
             lines += [_line(group, width) for group in rest] + [""]
         safe = sum(f.repair is not None and f.exactness in _SAFE for f in self.findings)
         hint = f" {safe} can be fixed safely: checkup.fix(), or --fix DIR." if safe else ""
-        counted = ", ".join(f"{count} {name}" for name, count in self._counts().items())
+        counted = self._counted()
         ran = groups and self.status == "ok"
         lines += _wrap(f"{counted}; {self.cost}.{hint}" if ran else self.meaning(), width, "")
         if self.sentence and self.status == "ok":
