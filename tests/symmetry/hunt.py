@@ -98,7 +98,7 @@ def moves(model, case: Subject, family, seed):
     matrix = family.kind == "matrix"
     after = family.act_randomly(dict(point), source) if matrix else family.act(dict(point), amounts)
     with torch.no_grad():
-        first, second = (functional_call(model, values, (inputs,)) for values in (point, after))
+        first, second = (functional_call(copy.deepcopy(model), values, (inputs,)) for values in (point, after))
     return float((first - second).abs().max() / first.abs().max())
 
 
