@@ -13,7 +13,6 @@ from normgauge.optim._base import GeometricOptimizer, rate_of
 from normgauge.optim._rows import Block, Column, column, functions, numbers, sums
 from normgauge.optim._turns import TINY, adam_, choose, sgd_
 from normgauge.optim.sphere_adam import AdamGroups
-from normgauge.optim.sphere_sgd import flat_sgd
 
 
 class _Sweep:
@@ -129,9 +128,6 @@ class ProjectedSGD(GeometricOptimizer):
     ) -> None:
         defaults = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
         super().__init__(params, defaults)
-
-    def _step_flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        flat_sgd(group, params, self.state)
 
     def _step_curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
         lr, mu = rate_of(group), float(group["momentum"])
