@@ -400,17 +400,6 @@ def centered_weight_norm(v: Tensor) -> Tensor:
     return (rows / _length(rows)).reshape(v.shape)
 
 
-def centered_weight_norm_backward(grad: Tensor, v: Tensor) -> Tensor:
-    """Return the gradient of `centered_weight_norm` with respect to `v`, from `grad` with respect to w.
-
-    dL/dv = (P grad - <grad, w> w) / ||P v|| per row, with P the centring of Lemma 1.
-
-    References: huang2017, sun2020.
-    """
-    rows = _center_rows(v)
-    return weight_norm_backward(_center_rows(grad), rows, v.new_ones(len(rows)))[0].reshape(v.shape)
-
-
 def weight_standardization(v: Tensor, eps: float = 1e-10) -> Tensor:
     """Return rows of mean zero and variance one: w_i = (v_i - mean v_i) / sqrt(var v_i + eps), var with 1 / n.
 
@@ -430,21 +419,6 @@ def weight_standardization(v: Tensor, eps: float = 1e-10) -> Tensor:
     return (rows * (rows.square().mean(1, keepdim=True) + eps).rsqrt()).reshape(v.shape)
 
 
-def weight_standardization_backward(grad: Tensor, v: Tensor, eps: float = 1e-10) -> Tensor:
-    """Return the gradient of `weight_standardization` with respect to `v`, from `grad` with respect to w.
-
-    dL/dv = (P grad - w <grad, w> / n) / sqrt(var v + eps) per row, with P the centring of Lemma 1.
-
-    References: qiao2019, sun2020.
-    """
-    rows = _center_rows(v)
-    scale = (rows.square().mean(1, keepdim=True) + eps).rsqrt()
-    unit = rows * scale
-    incoming = _center_rows(grad)
-    along = (incoming * unit).mean(1, keepdim=True)
-    return ((incoming - along * unit) * scale).reshape(v.shape)
-
-
 def unit_sphere(v: Tensor, radius: float = 1.0) -> Tensor:
     """Return rows of length `radius`: w_i = radius v_i / ||v_i||, a point of the oblique manifold.
 
@@ -457,11 +431,6 @@ def unit_sphere(v: Tensor, radius: float = 1.0) -> Tensor:
     References: salimans2016, sun2020.
     """
     return weight_norm(v, v.new_full((len(v),), radius))
-
-
-def unit_sphere_backward(grad: Tensor, v: Tensor, radius: float = 1.0) -> Tensor:
-    """Return the gradient of `unit_sphere`: (radius / ||v||) (grad - <grad, u> u) per row, with u = v / ||v||."""
-    return weight_norm_backward(grad, v, v.new_full((v.shape[0],), radius))[0]
 
 
 def spectral_norm(matrix: Tensor) -> Tensor:
@@ -478,23 +447,6 @@ def spectral_norm(matrix: Tensor) -> Tensor:
     References: miyato2018, sun2020.
     """
     return matrix / torch.linalg.matrix_norm(matrix.flatten(1), ord=2)
-
-
-def spectral_norm_backward(grad: Tensor, matrix: Tensor) -> Tensor:
-    """Return the gradient of `spectral_norm`: (grad - <grad, W / sigma> u v^T) / sigma, u and v the top singular pair.
-
-    Holds where the largest singular value is simple; where it is not, the norm has no gradient and this is one of its
-    subgradients.
-
-    Deviations: miyato2018 holds u and v from power iterations; here they are the exact ones.
-
-    References: miyato2018.
-    """
-    rows, incoming = matrix.flatten(1), grad.flatten(1)
-    left, values, right = torch.linalg.svd(rows, full_matrices=False)
-    sigma = values[0]
-    along = (incoming * rows).sum() / sigma
-    return ((incoming - along * torch.outer(left[:, 0], right[0])) / sigma).reshape(matrix.shape)
 
 
 def _length(rows: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.sgd import sgd as torch_sgd
 
 from normgauge.errors import InputError, NormgaugeWarning, explain
 from normgauge.optim._rows import Block, Item, Plan, Pool, count_rows, lay_side_by_side, orient, working_dtype
@@ -25,7 +26,8 @@ class GeometricOptimizer(Optimizer):
 
     A group's `geometry` is "sphere", "euclidean", or `None`: two and more dimensions on spheres, fewer flat.
     `granularity` says what part of a tensor is one sphere: "row" (a slice of the first axis), "column" (of the second),
-    "tensor", or a number of equal blocks. A subclass gives `_step_flat` and `_step_curved`.
+    "tensor", or a number of equal blocks. A subclass gives `_step_curved`, and
+    `_step_flat` where that is not torch's SGD.
     """
 
     row_numbers: tuple[str, ...] = ("radius",)
@@ -87,7 +89,14 @@ class GeometricOptimizer(Optimizer):
         return param.ndim >= 2 if geometry is None else geometry != "euclidean"
 
     def _step_flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        raise NotImplementedError
+        """Do a step of torch's own SGD on the parameters that are not on spheres, bit for bit."""
+        buffers = [self.state[param].get("momentum_buffer") if group["momentum"] else None for param in params]
+        names = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize", "foreach", "fused")
+        grads: list[Any] = [param.grad for param in params]
+        torch_sgd(params, grads, buffers, **{name: group[name] for name in names})
+        if group["momentum"]:
+            for param, buffer in zip(params, buffers, strict=True):
+                self.state[param]["momentum_buffer"] = buffer
 
     def _step_curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
         raise NotImplementedError

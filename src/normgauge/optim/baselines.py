@@ -11,7 +11,6 @@ from torch.optim.optimizer import ParamsT
 from normgauge.errors import InputError
 from normgauge.manifolds import sphere
 from normgauge.optim._base import GeometricOptimizer, rate_of
-from normgauge.optim.sphere_sgd import flat_sgd
 
 
 class NormalizedSGD(GeometricOptimizer):
@@ -62,9 +61,6 @@ class NormalizedSGD(GeometricOptimizer):
         for key, neutral in (("fused", None), ("dampening", 0), ("nesterov", False), ("weight_decay", 0)):
             if group[key] != neutral:
                 raise InputError("NormalizedSGD", f"there is no {key} here", f"{key}={group[key]}", "Leave it out")
-
-    def _step_flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        flat_sgd(group, params, self.state)
 
     def _step_curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
         lr, mu = rate_of(group), float(group["momentum"])

@@ -12,8 +12,7 @@ from torch.optim.optimizer import ParamsT
 from normgauge.optim._base import GeometricOptimizer, rate_of
 from normgauge.optim._rows import Block, Column, column, functions, numbers, sums
 from normgauge.optim._turns import TINY, adam_, choose, sgd_
-from normgauge.optim.sphere_adam import AdamGroups, flat_adamw
-from normgauge.optim.sphere_sgd import flat_sgd
+from normgauge.optim.sphere_adam import AdamGroups
 
 
 class _Sweep:
@@ -130,9 +129,6 @@ class ProjectedSGD(GeometricOptimizer):
         defaults = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
         super().__init__(params, defaults)
 
-    def _step_flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        flat_sgd(group, params, self.state)
-
     def _step_curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
         lr, mu = rate_of(group), float(group["momentum"])
         tensors = ("momentum_buffer",) if mu else ()
@@ -197,9 +193,6 @@ class ProjectedAdam(AdamGroups):
     ) -> None:
         defaults = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
         GeometricOptimizer.__init__(self, params, defaults)
-
-    def _step_flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        flat_adamw(group, params, self.state)
 
     def _step_curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
         for step, chosen in self._count_steps(params).items():

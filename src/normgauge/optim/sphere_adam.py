@@ -13,20 +13,6 @@ from normgauge.optim._rows import Block, adjacent_rows, column, functions, lay_s
 from normgauge.optim._turns import Map, adam_, cosine_and_sinc
 
 
-def flat_adamw(group: dict[str, Any], params: list[Tensor], state: Any) -> None:
-    """Do a step of torch's own AdamW on the parameters of a group that are not on spheres, bit for bit."""
-    for param in params:
-        if not state[param]:
-            state[param]["step"] = torch.zeros((), dtype=torch.float32)
-            state[param]["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-            state[param]["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-    means, squares, steps = ([state[param][key] for param in params] for key in ("exp_avg", "exp_avg_sq", "step"))
-    grads: list[Any] = [param.grad for param in params]
-    options = {key: group[key] for key in ("foreach", "fused", "lr", "weight_decay", "eps", "maximize")}
-    beta1, beta2 = group["betas"]
-    torch_adamw(params, grads, means, squares, [], steps, amsgrad=False, beta1=beta1, beta2=beta2, **options)
-
-
 class AdamGroups(GeometricOptimizer):
     """What the Adams share: betas, eps, a step count per parameter, AdamW on flat parameters."""
 
@@ -51,7 +37,18 @@ class AdamGroups(GeometricOptimizer):
         super().__init__(params, defaults)
 
     def _step_flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        flat_adamw(group, params, self.state)
+        """Do a step of torch's own AdamW on the parameters that are not on spheres, bit for bit."""
+        state = self.state
+        for param in params:
+            if not state[param]:
+                state[param]["step"] = torch.zeros((), dtype=torch.float32)
+                state[param]["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+                state[param]["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        means, squares, steps = ([state[param][key] for param in params] for key in ("exp_avg", "exp_avg_sq", "step"))
+        grads: list[Any] = [param.grad for param in params]
+        options = {key: group[key] for key in ("foreach", "fused", "lr", "weight_decay", "eps", "maximize")}
+        beta1, beta2 = group["betas"]
+        torch_adamw(params, grads, means, squares, [], steps, amsgrad=False, beta1=beta1, beta2=beta2, **options)
 
     def _count_steps(self, params: list[Tensor]) -> dict[float, list[Tensor]]:
         """Advance every step count and return the parameters by it: those skipped before are at another one."""

@@ -5,7 +5,6 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
-from torch.optim.sgd import sgd as torch_sgd
 
 from normgauge.errors import InputError
 from normgauge.manifolds import sphere
@@ -14,17 +13,6 @@ from normgauge.optim._rows import Block, numbers
 from normgauge.optim._turns import SMALL_RATE, Map, Moments, choose, retract_, retraction, rotation, sgd_
 
 Turn = Callable[[Moments, float], Map]
-
-
-def flat_sgd(group: dict[str, Any], params: list[Tensor], state: Any) -> None:
-    """Do a step of torch's own SGD on the parameters of a group that are not on spheres, bit for bit."""
-    buffers = [state[param].get("momentum_buffer") if group["momentum"] else None for param in params]
-    names = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize", "foreach", "fused")
-    grads: list[Any] = [param.grad for param in params]
-    torch_sgd(params, grads, buffers, **{name: group[name] for name in names})
-    if group["momentum"]:
-        for param, buffer in zip(params, buffers, strict=True):
-            state[param]["momentum_buffer"] = buffer
 
 
 def unit_sphere_rate(lr: float, weights: Iterable[Tensor]) -> float:
@@ -112,9 +100,6 @@ class SphereSGD(GeometricOptimizer):
     ) -> None:
         defaults = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
         super().__init__(params, defaults)
-
-    def _step_flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        flat_sgd(group, params, self.state)
 
     def _step_curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
         tensors = ("momentum_buffer",) if group["momentum"] else ()

@@ -131,18 +131,6 @@ def law_of(batch: float = math.inf) -> Law:
     return Law(math.inf if not reach else batch, y, share * density / (share @ density))
 
 
-def activation_values(activation: str, y: np.ndarray) -> np.ndarray:
-    """Return phi(y), for the names in `ACTIVATIONS`.
-
-    Examples:
-        >>> activation_values("relu", np.array([-1.0, 2.0])).tolist()
-        [0.0, 2.0]
-    """
-    if activation not in _CURVES:
-        raise unknown_name("activation", activation, ACTIVATIONS)
-    return _CURVES[activation][0](y)
-
-
 def symmetry_stability(values: np.ndarray, slopes: np.ndarray) -> float:
     """Return `E y (phi - E phi) phi' / var phi` for a standard normal y, from values at the nodes of `law_of()`.
 

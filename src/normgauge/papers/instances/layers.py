@@ -22,6 +22,11 @@ def normalize(Z: Tensor, norm: Norm, eps: float = 0.0) -> Tensor:
     return standardize(Z.T, eps)[0].T if norm == "batch" else standardize(Z, eps)[0]
 
 
+def mismatch(w: Tensor, X: Tensor, goal: Tensor, gamma: float = 1.0) -> Tensor:
+    """Return half the squared distance of `gamma standardize(X w)` from a goal."""
+    return (gamma * standardize(X @ w)[0] - goal).square().sum() / 2
+
+
 @dataclass(frozen=True)
 class Layer:
     """`tanh(gamma * normalize(X W^T + b) + beta) V^T` against a goal, squared: everything but (W, b) is fixed.

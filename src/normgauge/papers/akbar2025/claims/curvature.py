@@ -9,7 +9,7 @@ from torch import Tensor
 from normgauge.papers.court.checks import Check, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
 from normgauge.papers.instances import gradient, hessian, normal, sign, uniform, units
-from normgauge.papers.instances.layers import factor, layers
+from normgauge.papers.instances.layers import factor, layers, mismatch
 from normgauge.theory.batchnorm_calculus import project, standardize
 from normgauge.theory.scale_invariance import fit_hessian, polar_eigenvalues, polar_hessian
 
@@ -57,7 +57,7 @@ def _polar(generator: torch.Generator) -> Iterator[Check]:
             w = r * _unit_vector(angle)
             at = torch.tensor(angle)
             slope, bend = (derivative(_mismatch_by_angle, at, X, goal) for derivative in (gradient, hessian))
-            H = hessian(_mismatch, w, X, goal)
+            H = hessian(mismatch, w, X, goal)
             eigenvalues, right = torch.linalg.eigvalsh(H), polar_eigenvalues(slope, bend, r)
             size = bend.abs() / r**2 + slope.abs() / r**2
             claimed = torch.stack([torch.zeros_like(bend), bend / r**2]).sort().values
@@ -78,14 +78,14 @@ def _largest_eigenvalue(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((3, 2), (8, 2), (20, 5)):
         X, t, w = normal(generator, m, n), normal(generator, m), normal(generator, n)
         plain = torch.linalg.eigvalsh(X.T @ X)[-1]
-        unit = torch.linalg.eigvalsh(hessian(_mismatch, w, X, t))
+        unit = torch.linalg.eigvalsh(hessian(mismatch, w, X, t))
         for c in (0.01, 1.0, 100.0):
-            here = torch.linalg.eigvalsh(hessian(_mismatch, c * w, X, t))
+            here = torch.linalg.eigvalsh(hessian(mismatch, c * w, X, t))
             yield printed("lambda_max with BN <= without", excess(here[-1], plain))
             yield corrected("H(cw) = H(w)/c^2", gap(c**2 * here, unit))
             yield fact("lambda_max with BN over without", here[-1] / plain)
         zh, s = standardize(X @ w)
-        fit = torch.linalg.eigvalsh(hessian(_scaled_mismatch, w, X, s * zh, s))
+        fit = torch.linalg.eigvalsh(hessian(mismatch, w, X, s * zh, s))
         yield corrected("at a fit with gamma = s", excess(fit[-1], plain))
         yield conclusion("at equal scale BN's is not larger", excess(fit[-1], plain))
 
@@ -98,7 +98,7 @@ def _whitening(generator: torch.Generator) -> Iterator[Check]:
         centred = X - X.mean(0)
         Sigma = centred.T @ centred / m
         w = normal(generator, n)
-        H = hessian(_mismatch, w, X, standardize(X @ w)[0]) / m
+        H = hessian(mismatch, w, X, standardize(X @ w)[0]) / m
         size = Sigma.diagonal().max() / (w @ Sigma @ w)
         yield printed("H = Cov(x_hat)", gap(H, torch.corrcoef(X.T), size))
         values, all_values = torch.linalg.eigvalsh(H)[1:], torch.linalg.eigvalsh(Sigma)
@@ -110,7 +110,7 @@ def _whitening(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("eigenvalues interlace, from below", excess(all_values[:-1] / s2, values, size))
         yield corrected("and from above", excess(values, all_values[1:] / s2, size))
         white = torch.linalg.qr(centred).Q * m**0.5
-        even = hessian(_mismatch, w, white, standardize(white @ w)[0]) / m
+        even = hessian(mismatch, w, white, standardize(white @ w)[0]) / m
         expected = (torch.eye(n) - torch.outer(w, w) / (w @ w)) / (w @ w)
         yield corrected("white inputs: kappa = 1", gap(even, expected, 1 / (w @ w)))
 
@@ -120,7 +120,7 @@ def _sphere_hessian(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((6, 3), (12, 4), (20, 5)):
         X, t, w = normal(generator, m, n), normal(generator, m), normal(generator, n)
         for goal in (t, standardize(X @ w)[0]):
-            values, vectors = torch.linalg.eigh(hessian(_mismatch, w, X, goal))
+            values, vectors = torch.linalg.eigh(hessian(mismatch, w, X, goal))
             on_sphere = torch.linalg.eigvalsh(_great_circle_hessian(w, X, goal))
             size, radial = values.abs().max(), int((vectors.T @ w).abs().argmax())
             others = torch.cat([values[:radial], values[radial + 1 :]])
@@ -158,7 +158,7 @@ def _weight_space(generator: torch.Generator) -> Iterator[Check]:
         noise = normal(generator, m)
         residual = noise - basis @ (basis.T @ noise) if m > n + 1 else torch.zeros(m)
         for extra in (torch.zeros(m), residual):
-            H = hessian(_scaled_mismatch, w, X, gamma * zh + extra, gamma)
+            H = hessian(mismatch, w, X, gamma * zh + extra, gamma)
             size = (gamma / s) ** 2 * centred.square().sum()
             values = torch.linalg.eigvalsh(H)
             positive = int((values > ZERO * size).sum())
@@ -171,14 +171,6 @@ def _weight_space(generator: torch.Generator) -> Iterator[Check]:
                 yield conclusion("and one 0 along w", gap(H @ w, 0.0, size * w.norm()))
 
 
-def _mismatch(w: Tensor, X: Tensor, goal: Tensor) -> Tensor:
-    return (standardize(X @ w)[0] - goal).square().sum() / 2
-
-
-def _scaled_mismatch(w: Tensor, X: Tensor, goal: Tensor, gamma: float) -> Tensor:
-    return (gamma * standardize(X @ w)[0] - goal).square().sum() / 2
-
-
 def _great_circle_hessian(w: Tensor, X: Tensor, goal: Tensor) -> Tensor:
     """Return the Hessian on the sphere through w: second derivatives along great circles; mixed ones polarized."""
     r = w.norm()
@@ -188,7 +180,7 @@ def _great_circle_hessian(w: Tensor, X: Tensor, goal: Tensor) -> Tensor:
         turn = e.norm() / r
 
         def along(t: Tensor) -> Tensor:
-            return _mismatch((turn * t).cos() * w + (turn * t).sin() * r * e / e.norm(), X, goal)
+            return mismatch((turn * t).cos() * w + (turn * t).sin() * r * e / e.norm(), X, goal)
 
         return hessian(along, w.new_zeros(()))
 
@@ -203,8 +195,8 @@ def _unit_vector(angle: float | Tensor) -> Tensor:
 
 
 def _mismatch_by_angle(angle: Tensor, X: Tensor, goal: Tensor) -> Tensor:
-    return _mismatch(_unit_vector(angle), X, goal)
+    return mismatch(_unit_vector(angle), X, goal)
 
 
 def _mismatch_in_polar(point: Tensor, X: Tensor, goal: Tensor) -> Tensor:
-    return _mismatch(point[0] * _unit_vector(point[1]), X, goal)
+    return mismatch(point[0] * _unit_vector(point[1]), X, goal)

@@ -8,7 +8,7 @@ from torch import Tensor
 from normgauge.papers.court.checks import Check, conclusion, corrected, fact, gap, printed
 from normgauge.papers.court.registry import theorem
 from normgauge.papers.instances import Loss, Unit, gradient, jacobian, normal, sign, uniform, units, wavy
-from normgauge.papers.instances.layers import factor
+from normgauge.papers.instances.layers import factor, mismatch
 from normgauge.theory.batchnorm_calculus import project, pullback_gradient, standardize
 from normgauge.theory.weight_normalization import direction_gradient, length_gradient, normalized_weight
 
@@ -74,7 +74,8 @@ def _final_formulas(generator: torch.Generator) -> Iterator[Check]:
             slope = pullback_gradient(X @ w + b, delta, unit.gamma, eps)
             size = abs(unit.gamma) / s * delta.norm()
             yield printed("dL/dz", gap(gradient(unit.normalized_loss, X @ w + b, eps), slope, size))
-            yield printed("dL/dW", gap(gradient(_loss_by_weights, w, unit, X, b, eps), X.T @ slope, size * X.norm()))
+            own = gradient(lambda w, unit, X, b, eps: unit.normalized_loss(X @ w + b, eps), w, unit, X, b, eps)
+            yield printed("dL/dW", gap(own, X.T @ slope, size * X.norm()))
             centred = X - X.mean(0)
             second = delta.mean() * centred.sum(0)
             yield printed("the second term with centred x", gap(second, 0.0, delta.norm() * X.norm()))
@@ -99,7 +100,7 @@ def _equilibrium(generator: torch.Generator) -> Iterator[Check]:
 def _example(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((3, 2), (6, 2), (12, 4)):
         X, w, t = normal(generator, m, n) + 0.5, normal(generator, n), normal(generator, m)
-        truth = gradient(_fit, w, X, t)
+        truth = gradient(mismatch, w, X, t)
         zh, s = standardize(X @ w)
         raw = (X @ w - t)[:, None] * X
         features = raw - raw.mean(1, keepdim=True) - zh[:, None] * (raw * zh[:, None]).mean(1, keepdim=True)
@@ -109,8 +110,8 @@ def _example(generator: torch.Generator) -> Iterator[Check]:
         yield printed("sums over features, or over samples", min(gap(truth, r, size) for r in readings))
         yield corrected("the right sums", gap(truth, X.T @ pullback_gradient(X @ w, zh - t), size))
         c = factor(generator)
-        yield corrected("its size is proportional to 1/|w|", gap(c * gradient(_fit, c * w, X, t), truth))
-        yield conclusion("its size does not change with |w|", gap(gradient(_fit, c * w, X, t).norm(), truth.norm()))
+        yield corrected("its size is proportional to 1/|w|", gap(c * gradient(mismatch, c * w, X, t), truth))
+        yield conclusion("its size does not change with |w|", gap(gradient(mismatch, c * w, X, t).norm(), truth.norm()))
 
 
 @theorem("S0-6.1b")
@@ -207,14 +208,6 @@ def _loss_by_length(g: Tensor, v: Tensor, loss: Loss) -> Tensor:
 
 def _loss_after_layer_norm(z: Tensor, gamma: Tensor, beta: Tensor, loss: Loss, eps: float) -> Tensor:
     return loss(gamma * standardize(z, eps)[0] + beta)
-
-
-def _loss_by_weights(w: Tensor, unit: Unit, X: Tensor, b: float, eps: float) -> Tensor:
-    return unit.normalized_loss(X @ w + b, eps)
-
-
-def _fit(w: Tensor, X: Tensor, t: Tensor) -> Tensor:
-    return (standardize(X @ w)[0] - t).square().sum() / 2
 
 
 def _normalize_partly_frozen(w: Tensor, X: Tensor, at: Tensor, mean: bool, deviation: bool) -> Tensor:

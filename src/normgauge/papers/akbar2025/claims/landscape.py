@@ -9,7 +9,7 @@ from torch import Tensor
 from normgauge.papers.court.checks import Check, broken, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
 from normgauge.papers.instances import gradient, hessian, jacobian, normal
-from normgauge.papers.instances.layers import factor, layers, normalize, nullity
+from normgauge.papers.instances.layers import factor, layers, mismatch, normalize, nullity
 from normgauge.theory.batchnorm_calculus import standardize
 from normgauge.theory.scale_invariance import excess_loss, linear_network_redundancy
 
@@ -38,9 +38,9 @@ def _critical_points(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("loss - min from the gradient", gap(above, excess_loss(away, X, gamma, slope[:n]), spread))
         goal = standardize(t)[0]
         for w in (best, -best):
-            still = gradient(_mismatch, w, X, goal)
+            still = gradient(mismatch, w, X, goal)
             yield corrected("on the sphere w* and -w* are critical", gap(still * w.norm(), 0.0, float(m)))
-            yield printed("on the sphere", excess(_mismatch(w, X, goal), _mismatch(best, X, goal)))
+            yield printed("on the sphere", excess(mismatch(w, X, goal), mismatch(best, X, goal)))
         targets = normal(generator, m, 2)
         cross = centred.T @ (targets - targets.mean(0)) / m
         inverse = torch.linalg.inv(torch.linalg.cholesky(centred.T @ centred / m))
@@ -149,10 +149,6 @@ def _fisher(generator: torch.Generator) -> Iterator[Check]:
             relative = size**2 * v.norm() / layer.W.norm() ** 2
             yield printed(f"Fisher matrix times the {name}", gap(fisher @ v, 0.0, relative))
             yield printed(f"per-sample gradients along the {name}", gap(each @ v, 0.0, size * layer.goal.norm()))
-
-
-def _mismatch(w: Tensor, X: Tensor, goal: Tensor) -> Tensor:
-    return (standardize(X @ w)[0] - goal).square().sum() / 2
 
 
 def _affine_fit(packed: Tensor, X: Tensor, t: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import find, theorem
 from normgauge.papers.instances import Loss, Unit, gradient, normal, uniform, units
+from normgauge.papers.instances.feedforward import nothing
 from normgauge.theory.batchnorm_calculus import gradient_norm_squared, project, standardize
 from normgauge.theory.gradient_explosion import (
     RELU_LIMIT,
@@ -157,7 +158,7 @@ def _explosion(generator: torch.Generator) -> Iterator[Check]:
 
 @theorem("S3-lamlin")
 def _any_nonlinearity(generator: torch.Generator) -> Iterator[Check]:
-    identity = _measured_growth(generator, 8, _identity)
+    identity = _measured_growth(generator, 8, nothing)
     yield corrected("identity, B = 8: (B-2)/(B-3)", broken(abs(identity / linear_rate(8) - 1) < NEAR))
     yield conclusion("at a finite batch even the identity explodes", broken(identity > 1 + NEAR))
     for batch in (5, 8, 32):
@@ -223,12 +224,8 @@ def _one_layer(batch: int, generator: torch.Generator) -> Tensor:
     return left * (weights * (batch - 1) / length.square()).sum()
 
 
-def _identity(x: Tensor) -> Tensor:
-    return x
-
-
 _NONLINEARITIES: dict[str, Activation] = {
-    "identity": _identity,
+    "identity": nothing,
     "affine": lambda x: 1 - 2 * x,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,

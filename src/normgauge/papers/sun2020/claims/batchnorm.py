@@ -64,7 +64,7 @@ def _sphere(generator: torch.Generator) -> Iterator[Check]:
     for n, B in SIZES:
         X, W = normal(generator, n, B) + normal(generator, n, 1), normal(generator, 3, n)
         gamma, beta = uniform(generator, 0.3, 2) * sign(generator), uniform(generator, -2, 2)
-        rows = _batch_norm(W @ X, gamma, beta)
+        rows = normalized_rows(W @ X, gamma, beta)
         root = ((W @ covariance(X)) * W).sum(1, keepdim=True).sqrt()
         weights, bias = effective_weights(W, X, gamma, beta)
         yield printed("radius", gap((rows - beta).norm(dim=1), abs(gamma) * B**0.5 * torch.ones(3)))
@@ -78,11 +78,11 @@ def _similar_units(generator: torch.Generator) -> Iterator[Check]:
     for n, B in ((3, 4), (5, 12), (2, 40)):
         Y = normal(generator, 2, n) @ normal(generator, n, B)
         gamma, beta = uniform(generator, 0.3, 2), uniform(generator, -2, 2)
-        rows = _batch_norm(Y, gamma, beta)
+        rows = normalized_rows(Y, gamma, beta)
         yield printed("equal gamma and beta, equal outputs", gap(rows[0], rows[1]))
         apart = (rows[0] - rows[1]).square().sum()
         yield corrected("distance from the correlation", gap(apart, unit_distance_squared(Y[0], Y[1], gamma)))
-        one, other = _batch_norm(torch.stack([Y[0], -Y[0]]), gamma, 0.0)
+        one, other = normalized_rows(torch.stack([Y[0], -Y[0]]), gamma, 0.0)
         yield fact("outputs of opposite units over their sum of norms", (one - other).norm() / (2 * one.norm()))
 
 
@@ -94,8 +94,8 @@ def _permutations(generator: torch.Generator) -> Iterator[Check]:
         N = standardize(W @ X)[0]
         yield printed("the permuted direction has the same output", gap(standardize((W @ X)[:, order])[0], N))
         yield corrected("the output is permuted along", gap(standardize((W @ X)[:, order])[0], N[:, order]))
-        before, after = _row_loss(W, X, target), _row_loss(W, X[:, order], target[:, order])
-        slopes = (gradient(_row_loss, W, X, target), gradient(_row_loss, W, X[:, order], target[:, order]))
+        before, after = row_loss(W, X, target), row_loss(W, X[:, order], target[:, order])
+        slopes = (gradient(row_loss, W, X, target), gradient(row_loss, W, X[:, order], target[:, order]))
         off = gap(before, after) + gap(*slopes)
         yield conclusion("the order of samples (with targets) changes neither loss nor gradient", off)
         alone = torch.stack([N[0][order], N[1]])
@@ -120,7 +120,7 @@ def _kernel(generator: torch.Generator) -> Iterator[Check]:
         inside = torch.linalg.pinv(Sigma, hermitian=True, rtol=1e-9) @ Sigma  # projects onto the range
         close = W - W @ inside + 1e-3 * W @ inside
         for weights in (W, close):
-            apart = (_batch_norm(weights @ X, gamma, beta) - beta).norm(dim=1) / (gamma * B**0.5)
+            apart = (normalized_rows(weights @ X, gamma, beta) - beta).norm(dim=1) / (gamma * B**0.5)
             yield printed("distance from beta e over the radius is small", float(apart.max()))
             yield corrected("the row stays on its sphere", gap(apart, torch.ones(5)), 1e-7)
         yield printed("W Sigma = 0", gap(W @ Sigma, 0.0, W.norm() * Sigma.norm()))
@@ -132,12 +132,12 @@ def _kernel(generator: torch.Generator) -> Iterator[Check]:
 def _batch_of_two(generator: torch.Generator) -> Iterator[Check]:
     for n in (1, 2, 6):
         X, W, target = normal(generator, n, 2), normal(generator, 3, n), normal(generator, 3, 2)
-        rows = _batch_norm(W @ X, 1.0, 0.0)
+        rows = normalized_rows(W @ X, 1.0, 0.0)
         s = standardize(W @ X)[1]
         yield printed("entries are 1 and -1", gap(rows.abs(), torch.ones(3, 2)) + gap(rows.sum(1), 0.0, 1.0))
         size = (X.norm() / s.min()) * target.norm()
-        yield printed("gradient of the weights", gap(gradient(_row_loss, W, X, target), 0.0, size))
-        slope = gradient(lambda x, w=W, t=target: _row_loss(w, x, t), X)
+        yield printed("gradient of the weights", gap(gradient(row_loss, W, X, target), 0.0, size))
+        slope = gradient(lambda x, w=W, t=target: row_loss(w, x, t), X)
         yield printed("gradient of the inputs", gap(slope, 0.0, (W.norm() / s.min()) * target.norm()))
         yield fact("gradient of the first gamma", (2 * (rows - target) * rows).sum(1)[0])
         leak = gradient(lambda w, x=X, t=target: (standardize(w @ x, 0.1)[0] - t).square().sum(), W)
@@ -172,12 +172,12 @@ def _ellipsoid(generator: torch.Generator) -> Iterator[Check]:
 def _bn_invariance(generator: torch.Generator) -> Iterator[Check]:
     for n, B in SIZES:
         X, W = normal(generator, n, B), normal(generator, 3, n)
-        rows = _batch_norm(W @ X, 1.3, 0.4)
+        rows = normalized_rows(W @ X, 1.3, 0.4)
         c, each = 10.0 ** uniform(generator, -2, 2), normal(generator, 3, 1).exp()
-        yield printed("W -> c W, also row by row", gap(_batch_norm(c * each * W @ X, 1.3, 0.4), rows))
-        yield printed("X -> c X", gap(_batch_norm(W @ (c * X), 1.3, 0.4), rows))
-        yield printed("X -> X + b e^T", gap(_batch_norm(W @ (X + 3 * normal(generator, n, 1)), 1.3, 0.4), rows))
-        yield fact("W -> -W: change over the largest entry", gap(_batch_norm(-W @ X, 1.3, 0.4), rows))
+        yield printed("W -> c W, also row by row", gap(normalized_rows(c * each * W @ X, 1.3, 0.4), rows))
+        yield printed("X -> c X", gap(normalized_rows(W @ (c * X), 1.3, 0.4), rows))
+        yield printed("X -> X + b e^T", gap(normalized_rows(W @ (X + 3 * normal(generator, n, 1)), 1.3, 0.4), rows))
+        yield fact("W -> -W: change over the largest entry", gap(normalized_rows(-W @ X, 1.3, 0.4), rows))
 
 
 def scope_basis(X: Tensor) -> Tensor:
@@ -186,11 +186,11 @@ def scope_basis(X: Tensor) -> Tensor:
     return vectors[:, values > 1e-9 * values[-1]]
 
 
-def _batch_norm(Y: Tensor, gamma: float, beta: float) -> Tensor:
+def normalized_rows(Y: Tensor, gamma: float, beta: float) -> Tensor:
     """Normalize the rows of `[units, B]` with torch's own batch normalization; it refuses eps = 0, so eps is tiny."""
     return gamma * functional.batch_norm(Y.T, None, None, training=True, eps=1e-300).T + beta
 
 
-def _row_loss(W: Tensor, X: Tensor, target: Tensor) -> Tensor:
+def row_loss(W: Tensor, X: Tensor, target: Tensor) -> Tensor:
     """Return the squared error of the normalized units, summed over samples."""
     return (standardize(W @ X)[0] - target).square().sum()

@@ -11,6 +11,7 @@ from torch.nn import functional
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, fact, gap, printed
 from normgauge.papers.court.registry import bibliographic, theorem
 from normgauge.papers.instances import Loss, Unit, gradient, normal, uniform, units
+from normgauge.papers.sun2020.claims.batchnorm import normalized_rows, row_loss
 from normgauge.theory.batchnorm_calculus import project, standardize
 from normgauge.theory.effective_weights import covariance, effective_weights
 from normgauge.theory.norm_growth import after_sgd_step
@@ -39,13 +40,13 @@ def _weight_norm(generator: torch.Generator) -> Iterator[Check]:
         W, gamma, beta = normal(generator, 4, n), uniform(generator, 0.3, 2), uniform(generator, -2, 2)
         unit_rows = gamma * W / W.norm(dim=1, keepdim=True)
         spread = white * torch.linspace(0.3, 3, n)[:, None]
-        yield printed("independent features", gap(_normalized_rows(W @ spread, gamma, beta), unit_rows @ spread + beta))
+        yield printed("independent features", gap(normalized_rows(W @ spread, gamma, beta), unit_rows @ spread + beta))
         moved = white + normal(generator, n, 1)
         bias = beta - unit_rows @ moved.mean(1)
-        rows = _normalized_rows(W @ moved, gamma, beta)
+        rows = normalized_rows(W @ moved, gamma, beta)
         yield corrected("identity covariance", gap(rows, unit_rows @ moved + bias[:, None]))
         yield corrected("effective weights", gap(effective_weights(W, moved, gamma)[0], unit_rows))
-        even, rows = (_normalized_rows(W @ (size * white), gamma, beta) for size in (1.7, 1.0))
+        even, rows = (normalized_rows(W @ (size * white), gamma, beta) for size in (1.7, 1.0))
         yield corrected("equal variances, uncorrelated", gap(even, unit_rows @ white + beta))
         yield conclusion("whitened centred inputs: BN is WN", gap(rows, unit_rows @ white + beta))
 
@@ -147,7 +148,7 @@ def _growth(generator: torch.Generator) -> Iterator[Check]:
     W = normal(generator, 3, 5)
     for _ in range(12):
         X, target, rate = normal(generator, 5, 7), normal(generator, 3, 7), 10.0 ** uniform(generator, -2, 1)
-        slope = gradient(_row_loss, W, X, target)
+        slope = gradient(row_loss, W, X, target)
         after = W - rate * slope
         law = after_sgd_step(W.square().sum(1), slope.square().sum(1), rate)
         yield printed("the law, row by row", gap(after.square().sum(1), torch.as_tensor(law)))
@@ -272,10 +273,6 @@ def _draw_white(generator: torch.Generator, n: int, B: int) -> Tensor:
     return B**0.5 * torch.linalg.qr(X - X.mean(0))[0].T
 
 
-def _normalized_rows(Y: Tensor, gamma: float, beta: float) -> Tensor:
-    return gamma * functional.batch_norm(Y.T, None, None, training=True, eps=TINY).T + beta
-
-
 def _centred_unit_rows(W: Tensor) -> Tensor:
     centred = W - W.mean(1, keepdim=True)
     return centred / centred.norm(dim=1, keepdim=True)
@@ -283,10 +280,6 @@ def _centred_unit_rows(W: Tensor) -> Tensor:
 
 def _loss_by_weights(unit: Unit, X: Tensor) -> Loss:
     return lambda w: unit.normalized_loss(X @ w)
-
-
-def _row_loss(W: Tensor, X: Tensor, target: Tensor) -> Tensor:
-    return (standardize(W @ X)[0] - target).square().sum()
 
 
 def _fit_loss(theta: Tensor, X: Tensor, target: Tensor) -> Tensor:

@@ -197,10 +197,10 @@ def _orders(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("gradients of size a_K..a_{i+1}", gap(torch.stack(slopes), slopes[0]))
         yield corrected("and not 0", broken(slopes[0] > 1e-6))
         yield conclusion("gradients of size a_K..a_{i+1}", gap(torch.stack(slopes), slopes[0]))
-        base = gradient(_training_loss_of_second, net.weights[1], net, 0.01, data).norm()
+        base = gradient(_training_loss, net.weights[1], net, 0.01, data, 1).norm()
         for name, c, lower in (("last layer times 10", 0.1, 1.0), ("first layer times 10", 0.01, 10.0)):
             scaled = replace(net, weights=(lower * net.weights[0], *net.weights[1:]))
-            slope = gradient(_training_loss_of_second, scaled.weights[1], scaled, c, data).norm()
+            slope = gradient(_training_loss, scaled.weights[1], scaled, c, data, 1).norm()
             yield printed(f"constant free of the other layers: {name}", excess(slope, 2 * base))
             reach = max(scaled.hidden(x, 1).norm() for x in data)
             bound = c * widths[-1] ** 0.5 * scaled.weight_product(2) * reach
@@ -238,13 +238,10 @@ def _outer_loss(u: Tensor) -> Tensor:
     return functional.softplus(-u)
 
 
-def _training_loss(W: Tensor, net: Feedforward, c: float, data: Tensor) -> Tensor:
-    """Return `L` as a function of the first layer, the last being `c (1, ..., 1)`."""
-    return _outer_loss(c * replace(net, weights=(W, *net.weights[1:]))(data).sum(1)).mean()
-
-
-def _training_loss_of_second(W: Tensor, net: Feedforward, c: float, data: Tensor) -> Tensor:
-    return _outer_loss(c * replace(net, weights=(net.weights[0], W, *net.weights[2:]))(data).sum(1)).mean()
+def _training_loss(W: Tensor, net: Feedforward, c: float, data: Tensor, layer: int = 0) -> Tensor:
+    """Return `L` as a function of one layer, the last being `c (1, ..., 1)`."""
+    changed = replace(net, weights=(*net.weights[:layer], W, *net.weights[layer + 1 :]))
+    return _outer_loss(c * changed(data).sum(1)).mean()
 
 
 def _moving_statistics(generator: torch.Generator) -> float:
