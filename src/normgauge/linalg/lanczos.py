@@ -65,7 +65,7 @@ def eigenpairs(
     last A is applied to the eigenvectors: the residuals reported are those. Ctrl-C arrives as KeyboardInterrupt, whose
     `partial` holds the outermost pairs that had converged.
 
-    Kind: estimate. Status ok: each value is right to tol, none was missed, but for a chance of 0.1 % over the starts.
+    Kind: estimate. Status ok: right to tol; none was missed but for a chance of 0.1 % (in float64) over the starts.
     Cost: products until convergence, 5 to 40 % more to be sure where the wanted values stand out, up to three times as
     many at the edge of a dense spectrum, and one per pair to verify.
 

@@ -111,7 +111,8 @@ class Spectrum(Result):
 
     def _notes(self) -> str:
         said = f"true relative residuals, asked {self.tol:g}"
-        return f"{said}; missed ones: chance below 0.1 %" if self.status == "ok" else said
+        sure = "chance below 0.1 %" if self.vectors.dtype == torch.float64 else "in float32 copies of small ones"
+        return f"{said}; missed ones: {sure}" if self.status == "ok" else said
 
     def _title(self) -> str:
         return f"Spectrum of the {self.of.replace('_', '-')} matrix, {self.dimension} variables"
@@ -202,9 +203,9 @@ def spectrum(
     close eigenvalues, is counted by others. At last A is applied to every eigenvector: residuals are measured.
 
     Kind: estimate; an eigenvalue of A lies within |A v - lambda v| of each value. With status ok they are the outermost
-    ones, each to `tol`, but for a chance of 0.1 % over the random starts. Cost: usually 10 to 60 products,
-    each about two gradients; `matvecs` counts them. Memory: one vector of the variables per product, at most
-    `memory` bytes, then the basis is compressed.
+    ones, each to `tol`, but for a chance of 0.1 % over the random starts (in float64; float32 may miss copies of small
+    ones). Cost: usually 10 to 60 products, each about two gradients, counted in `matvecs`. Memory: one vector of the
+    variables per product, at most `memory` bytes, then the basis is compressed.
 
     Args:
         objective: model, loss, data and mode.

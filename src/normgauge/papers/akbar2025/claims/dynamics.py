@@ -8,7 +8,7 @@ from torch import Tensor
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, fact, gap, printed, unsaid
 from normgauge.papers.court.registry import bibliographic, find, theorem
-from normgauge.papers.instances import gradient, normal, sign, uniform, wavy
+from normgauge.papers.instances import Loss, gradient, normal, sign, uniform, wavy
 from normgauge.papers.instances.layers import Layer, layers
 from normgauge.theory.batchnorm_calculus import standardize
 from normgauge.theory.margins import margin_term
@@ -26,7 +26,7 @@ def _conservation(generator: torch.Generator) -> Iterator[Check]:
         yield fact("with eps = 0.3 var: d|w_i|^2/dt, relative", (leaky * layer.W).sum(1).abs().max() / layer.size)
     for n in (2, 3, 9):
         v, g, loss = normal(generator, n), uniform(generator, 0.3, 3) * sign(generator), wavy(generator, n)
-        slope = gradient(lambda v, g, loss: loss(g * v / v.norm()), v, g, loss)
+        slope = gradient(_loss_by_direction, v, g, loss)
         size = abs(g) * gradient(loss, normalized_weight(v, g)).norm()
         yield printed("WN: d|v|^2/dt = 0", gap(-2 * v @ slope, 0.0, size))
 
@@ -140,6 +140,10 @@ def _two_layers(theta: Tensor, X: Tensor, goal: Tensor) -> Tensor:
     """Return the squared loss of two square layers, BN behind both and tanh between."""
     W, V = theta.reshape(2, X.shape[1], -1)
     return (standardize(V @ torch.tanh(standardize(W @ X.T)[0]))[0].T - goal).square().mean()
+
+
+def _loss_by_direction(v: Tensor, g: float, loss: Loss) -> Tensor:
+    return loss(g * v / v.norm())
 
 
 def _outputs_after_descent(layer: Layer, c: float, rate: float) -> Tensor:

@@ -138,7 +138,7 @@ def _scalar(generator: torch.Generator) -> Iterator[Check]:
             again = standardize(other * x + b)[0]
             yield printed("a(w) = a(w') for any w'", gap(again, a))
             yield corrected("a = sign(w) standardize(x)", gap(again, (1.0 if other > 0 else -1.0) * standardize(x)[0]))
-            slope = jacobian(lambda w, x, b: standardize(w * x + b)[0], torch.tensor([other]), x, b)
+            slope = jacobian(_standardize_scalar, torch.tensor([other]), x, b)
             yield conclusion("da/dw = 0", gap(other * slope, 0.0, 1.0))
         constant = standardize(w * torch.full((m,), 0.7) + b, 0.1)[0]
         yield corrected("constant x, eps > 0: a = 0", gap(constant, 0.0, 1.0))
@@ -200,6 +200,10 @@ def _deep_outputs(
 
 def _scale_free_metric(y: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return first @ second / (y @ y)
+
+
+def _standardize_scalar(w: Tensor, x: Tensor, b: float) -> Tensor:
+    return standardize(w * x + b)[0]
 
 
 def _packed_norm(theta: Tensor, layer: Layer) -> Tensor:

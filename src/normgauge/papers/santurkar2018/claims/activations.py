@@ -141,7 +141,7 @@ def _towards_minimum(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         target = 2 * unit.gamma * unit.yh + 0.3 * normal(generator, unit.m)
         for goal in (target, normal(generator, unit.m)):
-            here = Unit(unit.y, unit.gamma, unit.beta, lambda z, goal=goal: (z - goal).square().sum() / 2)
+            here = Unit(unit.y, unit.gamma, unit.beta, _squared_distance_to(goal))
             inner = float(here.g @ here.yh)
             way = goal - here.z
             yield fact("cosine of -g and the way to the minimum", -here.g @ way / (here.g.norm() * way.norm()))
@@ -156,7 +156,7 @@ def _towards_minimum(generator: torch.Generator) -> Iterator[Check]:
 @theorem("S1-PSD")
 def _positive_hessian(generator: torch.Generator) -> Iterator[Check]:
     for m, width in ((2, 3), (3, 4), (6, 5)):
-        for loss in (torch.nn.functional.cross_entropy, _squares):
+        for loss in (_cross_entropy, _squares):
             layers = [normal(generator, 6, width), normal(generator, 6, 6), normal(generator, 3, 6)]
             labels, z = torch.randint(3, (m,), generator=generator), normal(generator, m * width)
             values = torch.linalg.eigvalsh(hessian(_relu_loss(layers, labels, loss, m, False), z))
@@ -190,6 +190,14 @@ def _norm_preserving_hessian(generator: torch.Generator, g: Tensor, v: Tensor) -
         low, high = high, low
     w = low - (low @ high) * high  # orthogonal to the direction that already has the larger form
     return H + (high @ H @ high - low @ H @ low) / (w @ low) ** 2 * torch.outer(w, w)
+
+
+def _squared_distance_to(goal: Tensor) -> Loss:
+    return lambda z: (z - goal).square().sum() / 2
+
+
+def _cross_entropy(out: Tensor, labels: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(out, labels)
 
 
 def _squares(out: Tensor, labels: Tensor) -> Tensor:
