@@ -111,8 +111,9 @@ class Spectrum(Result):
 
     def _notes(self) -> str:
         said = f"true relative residuals, asked {self.tol:g}"
-        sure = "chance below 0.1 %" if self.vectors.dtype == torch.float64 else "in float32 copies of small ones"
-        return f"{said}; missed ones: {sure}" if self.status == "ok" else said
+        exact = self.vectors.dtype == torch.float64
+        sure = "missed ones: chance below 0.1 %" if exact else "float32 may miss copies of small ones"
+        return f"{said}; {sure}" if self.status == "ok" else said
 
     def _title(self) -> str:
         return f"Spectrum of the {self.of.replace('_', '-')} matrix, {self.dimension} variables"
