@@ -100,11 +100,12 @@ def write_tally(book: Ledger) -> str:
     words = Counter(word for counts in book.counts().values() for word in counts for _ in range(counts[word]))
     faults = book.faults()
     printed = sum(1 for claim in book if claim.paper != "P")
+    waiting = f", {words['not_run']} wait for theirs" if words["not_run"] else ""
     return (
         f"**{words['false_as_stated']} of {len(book)} sentences are false as stated**: {faults['false']} are wrong, "
         f"{faults['missing hypothesis']} lack a hypothesis, {faults['misprint']} are misprints. {words['holds']} hold, "
         f"{words['holds_with_correction']} hold once corrected, {words['empirical']} are about experiments and judged "
-        f"from runs, {words['not_run']} wait for theirs. {printed} are of five papers, {len(book) - printed} of "
+        f"from runs{waiting}. {printed} are of five papers, {len(book) - printed} of "
         "practice: [search them](docs/_generated/ledger.md)."
     )
 
